@@ -11,4 +11,9 @@ the same module as in the original project. It is loaded on first use (``verl.ut
 | `verl.single_controller.base.decorator`: `Execute`, `Dispatch.ALL_TO_ALL`, `DP_COMPUTE`, `RANK_ZERO` | `decorator`, members of an enum | worker classes of verl jobs |
 | `verl.utils.tracking.Tracking` | `verl.record.tracking` | loggers of verl job scripts |
 | `python -m verl.utils.report` | `verl.record.report` | scripts that write reports |
+
+Two more names are kept for user code and are also used in this repository. Evaluation scripts
+written for verl-agent need ``reset``, ``step`` and ``success_evaluator`` of
+``EnvironmentManagerBase`` (``agent_system.environments.manager``). Job scripts written for it need
+``agent_system.reward_manager.EpisodeRewardManager``.
 """  # noqa: E501

@@ -79,7 +79,10 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
 
 
 def load_from_disk(path: str | Path) -> DataProto:
-    """Return the table that ``save_to_disk`` wrote; ``ValueError`` if its files do not match."""
+    """Return the ``DataProto`` that ``save_to_disk`` wrote into the directory ``path``.
+
+    Raises ``ValueError`` if the tensor file and the JSON file do not belong together.
+    """
     root = Path(path)
     record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
     stored_tensors = load_file(root / TENSOR_FILE)

@@ -1,4 +1,7 @@
-"""Micro-batches with a maximum token count, and padding, for user code that splits batches."""
+"""Micro-batches with a maximum token count, and padding, for user code that splits batches itself.
+
+The workers of this framework use ``verl.workers.rows.make_micro_batches``.
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -60,9 +63,10 @@ def rearrange_micro_batches(
 
     ``batch`` is a dict of tensors, a ``TensorDict`` or a ``DataProto`` with ``attention_mask [B,
     L]``; ``lengths`` ``[B]`` replaces the token counts read from the mask. With a ``dp_group`` of
-    torch.distributed all ranks get the same number of micro-batches. Returns the micro-batches and
-    the row indices of each; ``get_reverse_idx`` of the concatenated indices restores the order.
-    Raises ``ValueError`` if a row exceeds the bound or a rank has too few rows.
+    torch.distributed all ranks get the same number of micro-batches, so that their collective calls
+    match. Returns the micro-batches and the row indices of each. Every row occurs once.
+    ``get_reverse_idx`` of the concatenated indices restores the order. Raises ``ValueError`` if a
+    row exceeds the bound or a rank has too few rows.
     """
     if lengths is None:
         columns = batch.batch if isinstance(batch, DataProto) else batch

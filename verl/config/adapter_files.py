@@ -88,7 +88,8 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
 def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings] | None:
     """Return the checkpoint that a run is to continue from, and the settings of its adapter.
 
-    Digests are not verified: the run may continue from an earlier one, with equal settings.
+    Return None if the run continues from no checkpoint, or from one without these settings. Digests
+    are not verified here, so the run may continue from an earlier checkpoint, with equal settings.
     """
     checkpoint = find_checkpoint_to_resume(trainer)
     settings = None if checkpoint is None else read_saved_adapter(checkpoint / "actor")
@@ -96,7 +97,11 @@ def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings]
 
 
 def read_saved_adapter(directory: Path) -> AdapterSettings | None:
-    """Return the settings of the adapter of a checkpoint's actor or critic; None without them."""
+    """Return the settings of the adapter in ``directory``, the actor or critic of a checkpoint.
+
+    Return None without an adapter, and for checkpoints of earlier versions, which lack the
+    settings.
+    """
     try:
         record = json.loads((directory / ENGINE_STATE).read_text(encoding="utf-8"))["adapter"]
         options = {"peft_type": "LORA", "r": record["rank"], "lora_alpha": record["alpha"]}
@@ -113,7 +118,11 @@ def list_adapter_tensors(modules: Iterable[str]) -> set[str]:
 
 
 def _read_rank_and_alpha(config: object) -> tuple[int, float]:
-    """Return rank and alpha, whose quotient is the scale; with rsLoRA, alpha has a sqrt(rank)."""
+    """Return the rank and the alpha for which ``alpha / rank`` is the scale of the adapter.
+
+    With rsLoRA this alpha is ``lora_alpha * sqrt(rank)``. Raises ``ValueError`` unless ``config``
+    describes a plain LoRA adapter.
+    """
     if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
         raise ValueError(f"its {CONFIG_FILE} is not that of a LoRA adapter (peft_type: LORA)")
     options = [name for name in OPTIONS if config.get(name) not in PLAIN_VALUES]

@@ -11,7 +11,10 @@ _STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
 
 
 def find_step_directories(root: Path) -> dict[int, Path]:
-    """Return n -> directory ``root/global_step_<n>``, ascending; some may be incomplete."""
+    """Return a dict n -> directory ``root/global_step_<n>``, in ascending order of n.
+
+    The checkpoints may be incomplete.
+    """
     directories: dict[int, Path] = {}
     for entry in root.iterdir() if root.is_dir() else ():
         match = _STEP_DIRECTORY.fullmatch(entry.name)
@@ -21,7 +24,10 @@ def find_step_directories(root: Path) -> dict[int, Path]:
 
 
 def find_checkpoint_to_resume(trainer: RunConfig) -> Path | None:
-    """Return the checkpoint from which a run is to continue, with unverified digests, or None."""
+    """Return the checkpoint from which a run is to continue; None for a new run.
+
+    Digests are not verified here, so the run may continue from an earlier checkpoint.
+    """
     checkpoints: list[Path] = []
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
         checkpoints = [Path(trainer.resume_from_path).expanduser()]
@@ -37,9 +43,10 @@ def _has_manifest(directory: Path) -> bool:
 
 
 def find_related_checkpoint(directory: Path) -> Path | None:
-    """Return the checkpoint of ``directory``: a run, its ``checkpoints``, a checkpoint or a role.
+    """Return the checkpoint that ``directory`` is or belongs to, or the newest one of its run.
 
-    Of a run it is the newest one. None for other directories.
+    ``directory`` may be a run, its directory ``checkpoints``, a checkpoint, or a role in one
+    (``actor``). Return None for other directories.
     """
     candidates = [path for path in (directory, directory.parent) if path.match("global_step_*")]
     for root in (directory, directory / "checkpoints"):
@@ -48,7 +55,10 @@ def find_related_checkpoint(directory: Path) -> Path | None:
 
 
 def suggest_export(directory: Path, key: str, fix: str) -> str:
-    """Return ``fix``, or the command of an export if ``directory`` is a run or a checkpoint."""
+    """Return the fix for ``key``, whose value ``directory`` is not a valid model.
+
+    If it is a run or a checkpoint, the fix is to export a model from it. Otherwise it is ``fix``.
+    """
     checkpoint = find_related_checkpoint(directory)
     if checkpoint is None:
         return fix

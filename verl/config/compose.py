@@ -180,7 +180,10 @@ def _format_override(override: Override, schema: type[Section]) -> str:
 
 
 def read_number_as_text(override: Override, key: Key | None) -> str | None:
-    """Return the number, as 1.10, if ``override`` sets a text to it; Hydra reads 1.10 as 1.1."""
+    """Return the number in ``override`` as text if it sets the text ``key``, else None.
+
+    Hydra reads 1.10 as 1.1.
+    """
     if key is None or key.path != override.key_or_group or key.is_section:
         return None
     # type() and not isinstance(), because bool is a subclass of int.
@@ -212,7 +215,10 @@ def _find_override_problem(override: Override, schema: type[Section]) -> Problem
 
 
 def _find_key(path: str, schema: type[Section]) -> Key | None:
-    """Return the declared key or section at ``path``, or the dictionary key that contains it."""
+    """Return the declared key or section at ``path``, or the dictionary key that contains it.
+
+    None for an unknown path. For a path ``env.NAME...`` only the environment NAME is imported.
+    """
     key = find_containing_key(path, collect_section_keys(schema))
     name = _get_env_name(path)
     section = find_env_section_class(name) if key is None and name else None

@@ -88,12 +88,18 @@ def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
 
 
 def are_placeholder_files(files: Sequence[str]) -> bool:
-    """Return True if all ``files`` are placeholders, such as ``verl-agent/text/train.parquet``."""
+    """Return True if all ``files`` are placeholders, such as ``verl-agent/text/train.parquet``.
+
+    Job scripts of verl-agent name these files although an environment provides the tasks.
+    """
     return bool(files) and all(PLACEHOLDER_FILE_PATTERN.search(file) for file in files)
 
 
 def map_keys_copied_to_env_section(cfg: PPOConfig) -> Mapping[str, str]:
-    """Map ``data.train_files`` etc. to their names in the environment's section, if it has them."""
+    """Map each key that is copied into the environment's section to its name in the section.
+
+    Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
+    """
     settings = cfg.env.active_section
     return {} if settings is None else settings.data_keys
 
@@ -279,7 +285,10 @@ SFT_DERIVATION_RULES: tuple[tuple[str, Callable[[SFTConfig], object]], ...] = (
 
 
 def derive_values(cfg: ConfigT) -> ConfigT:
-    """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself."""
+    """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
+
+    A value that depends on a refused key is not computed.
+    """
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
@@ -315,7 +324,12 @@ def _derive_missing_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT
 
 
 def _choose_importance_weights(cfg: PPOConfig) -> None:
-    """Replace ``rollout_is=auto``: ``token`` if log-probs can be compared and differ, else null."""
+    """Replace ``rollout_is=auto`` by ``token`` (an importance weight per token) or null (none).
+
+    It becomes ``token`` if the log-probs of engine and trainer can be compared, and differ because
+    the engine is less precise or has older weights. The default is not null, because a user sets
+    null to disable the weights.
+    """
     correction = cfg.algorithm.rollout_correction
     if correction.rollout_is != "auto":
         return
@@ -329,7 +343,11 @@ def _choose_importance_weights(cfg: PPOConfig) -> None:
 
 
 def _fill_lora_settings(cfg: PPOConfig) -> None:
-    """Set rank, alpha and target modules that are unset to those of the checkpoint or adapter."""
+    """Set rank, alpha and target modules that are unset to those of the adapter to start from.
+
+    A run that continues from a checkpoint does not read this adapter: the checkpoint has the
+    values.
+    """
     model = cfg.actor_rollout_ref.model
     start, resumed = AdapterSettings(0, DEFAULT_LORA_ALPHA, ()), None
     if model.lora_adapter_path:

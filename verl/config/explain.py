@@ -42,7 +42,11 @@ PLAN_LABELS_BY_KEYS = {
 
 
 def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """Return value, help text, allowed values and plan of a key; ``ConfigError`` if unknown."""
+    """Return value, help text and allowed values of the key at dotted ``path``.
+
+    The text also has the lines of the plan that depend on the key. Raises ``ConfigError`` for an
+    unknown key and for a section.
+    """
     keys = collect_all_keys(type(cfg))
     key = keys.get(path)
     if key is None:

@@ -60,9 +60,10 @@ def read_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> ParsedConfig[Schema]:
-    """Read the config called ``name`` with ``overrides``; messages about keys are in the result.
+    """Read the config called ``name`` with ``overrides``.
 
-    Raises ``ConfigError`` if there is no such config or its files cannot be composed.
+    Invalid keys do not raise an error: their messages are in ``problems`` of the result. Raises
+    ``ConfigError`` if there is no such config or its files cannot be composed.
     """
     schema = extend_schema(schema)
     tree, problems = compose_tree(name, overrides, schema, config_path)
@@ -127,7 +128,10 @@ def load_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> Schema:
-    """Return the config called ``name`` with ``overrides``; ``ConfigError`` lists all mistakes."""
+    """Return the config called ``name`` with ``overrides``, with derived values.
+
+    Raises ``ConfigError`` that lists every unknown key, wrong type and value out of bounds.
+    """
     return read_config(name, overrides, schema, config_path).require_valid()
 
 
@@ -190,7 +194,11 @@ def merge_config_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> T
 def _nest_dotted_keys(
     values: Tree, cls: type[Section], path: str = ""
 ) -> tuple[Tree, list[Problem]]:
-    """Replace keys such as ``a.b: 1`` by ``a: {b: 1}``; return messages about these keys."""
+    """Replace keys that contain dots, such as ``a.b: 1``, by nested keys, ``a: {b: 1}``.
+
+    ``values`` belong to the section of class ``cls`` at ``path``. Also return a message about each
+    key that contains dots or is not text. The values of keys with dots are still checked.
+    """
     nested_values: Tree = {}
     problems = []
     for name, value in values.items():
@@ -249,7 +257,10 @@ def _find_env_section_classes(tree: Tree, schema: type[Section]) -> dict[str, ty
 
 
 def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[Problem]:
-    """Add the defaults of environments to ``tree``; return messages of removed keys of ``env``."""
+    """Add the defaults of environments to ``tree``, and remove undeclared keys of ``env``.
+
+    Return a message for each removed key.
+    """
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []
@@ -313,7 +324,11 @@ def _nest_value(path: str, value: object) -> Tree:
 
 
 def _select_root_problems(problems: Mapping[str, Problem], tree: Tree) -> list[Problem]:
-    """Return messages about invalid values, not about references to them; one for a circle."""
+    """Return the messages about values that are themselves invalid.
+
+    Messages about interpolations that refer to an invalid value are omitted. If interpolations
+    refer to each other in a circle, one of them is reported.
+    """
     invalid_references = {
         path: invalid_path
         for path in _list_interpolated_paths(tree)

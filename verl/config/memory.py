@@ -112,7 +112,11 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the bytes that each node needs in a run on CPU; an unknown policy has no weights."""
+    """Return the memory that each node needs in a run on CPU, in bytes.
+
+    The sum contains trained and frozen weights, engines with caches, logits, and the copy for a
+    checkpoint. Weights of a policy of unknown size count as 0.
+    """
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
@@ -132,9 +136,10 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
 
 
 def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """Return the bytes of an update on the GPU of a training rank, or None for an unknown size.
+    """Return the memory that a training rank needs on its GPU in an update, in bytes.
 
-    Those of an engine on the same GPU are not included.
+    The memory of a rollout engine on the same GPU is not included. None if the size of the policy
+    is unknown.
     """
     parameters = size.parameters
     if parameters is None:
@@ -158,7 +163,10 @@ def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def estimate_rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
-    """Return the bytes on a GPU of ``device_bytes`` in a rollout, or None for an unknown size."""
+    """Return the memory used on a GPU while its rollout engine generates, in bytes.
+
+    ``device_bytes`` is the total memory of the GPU. None if the size of the policy is unknown.
+    """
     parameters = size.parameters
     if parameters is None:
         return None
@@ -210,7 +218,10 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
-    """Return the bytes of a checkpoint, with that of a critic, per parameter of the policy."""
+    """Return the bytes of a checkpoint divided by the number of parameters of the policy.
+
+    A critic counts as a second model with the same number of parameters.
+    """
     if cfg.trainer.save_freq == 0:
         return 0
     policy_config = cfg.actor_rollout_ref
@@ -278,9 +289,10 @@ def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
 def find_memory_problems(
     cfg: PPOConfig, size: PolicySize, device_gb: float | None, host_gb: float | None
 ) -> Iterator[Problem]:
-    """Yield messages about memory, and about attention heads that an engine's GPUs cannot share.
+    """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
     ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
+    Also yield a message if the attention heads cannot be divided evenly among an engine's devices.
     """
     yield from _find_attention_head_problems(cfg, size)
     if device_gb is not None:

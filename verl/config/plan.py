@@ -69,7 +69,10 @@ class PlanFacts(PolicySize):
 
 
 class Plan:
-    """Numbers of a run, and the estimate of its memory; None if not known before it starts."""
+    """Numbers of a run that are known before its first step, and the estimate of its memory.
+
+    A value is None if it is not known before the tasks or the policy exist.
+    """
 
     title: str
     training_steps: int | None

@@ -81,7 +81,10 @@ def _list_known_names(
 
 
 def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
-    """Map each batch column that depends on the config to the override that adds it; "" if none."""
+    """Map each batch column that depends on the config to the override that adds it.
+
+    The override is "" if the batch has the column with this config.
+    """
     algorithm = cfg.algorithm
     kl_override = "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true"
     has_reward_parts = cfg.custom_reward_function.path or has_file_task_grader(cfg)
@@ -112,6 +115,10 @@ def estimator_uses_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> bool:
 def _estimator_reads(
     cfg: PPOConfig, ctx: CheckContext, column: str, builtin_names: Collection[str]
 ) -> bool:
+    """Return True if the estimator requires ``column``.
+
+    If the registry was not read, return True for the estimators ``builtin_names``.
+    """
     name = cfg.algorithm.adv_estimator
     if ctx.names.estimators is None:
         return name in builtin_names

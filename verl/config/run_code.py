@@ -57,7 +57,11 @@ def refuse_code_in_stored_config(
     fix: str = f"{TRUST_KEY}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` if a config names code, except in ``command_line_keys``."""
+    """Raise ``ConfigError`` if ``stored_config``, the config of a run, names code to execute.
+
+    Keys in ``command_line_keys`` are allowed, because the command line sets them. ``run`` names the
+    run, and ``fix`` the setting that allows its code, for the message.
+    """
     refused_paths = [
         path
         for path in find_keys_that_name_code(stored_config, schema)

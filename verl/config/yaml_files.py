@@ -100,7 +100,11 @@ class _UniqueKeyLoader(_Loader):
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML; raise ``YamlLimitError``, or ``yaml.YAMLError``, also for a repeated key."""
+    """Parse YAML ``text``.
+
+    Raises ``YamlLimitError`` if it exceeds a limit of this module, and ``yaml.YAMLError``, also
+    for a mapping that has a key twice.
+    """
     if len(text) > MAX_BYTES:
         raise YamlLimitError(f"more than {MAX_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
     _check_limits(text)

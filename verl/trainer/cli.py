@@ -56,7 +56,11 @@ class Command:
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """Problems found by opening what a config names, and ``facts``: fields of ``PlanFacts``."""
+    """Result of checks that open the files, models and environments which a config names.
+
+    ``problems`` are error messages. ``facts`` are values that the printed plan of the run shows,
+    such as the number of tasks. Their names are fields of ``PlanFacts``.
+    """
 
     problems: Collection[Problem] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -241,7 +245,10 @@ def _read_multirun_configs(
 
 
 def _format_job_names(swept_overrides: Sequence[str], schema: Schema) -> list[str]:
-    """Return a name such as ``seed=3`` for each swept override, which can be part of a path."""
+    """Return a name such as ``seed=3`` for each swept override, which can be part of a path.
+
+    Different overrides have different names, so that no sweep uses the directories of another.
+    """
     names = []
     for override in swept_overrides:
         path, _, value = override.lstrip("+").partition("=")
@@ -377,7 +384,12 @@ def _make_checked_plans(
     problems: Sequence[Problem],
     preflight_checks: Sequence[PreflightCheck | None],
 ) -> list[Plan]:
-    """Return the plans of the configs; raise ``ConfigError`` at the first stage with problems."""
+    """Check the configs and return their plans, which are printed before the runs start.
+
+    Each preflight check opens the files, models and environments that the configs name. It
+    returns problems, and facts for the plans such as the number of tasks. ``problems`` are those
+    found before. If there are problems, raise ``ConfigError``; later checks do not run.
+    """
     plans = _make_plans(configs, facts, problems)
     for preflight_check in filter(None, preflight_checks):
         preflight_results = [preflight_check(cfg) for cfg in configs]

@@ -18,7 +18,10 @@ SectionT = TypeVar("SectionT", bound=Section)
 def read_overrides(
     overrides: Sequence[str], schema: type[SectionT], required_keys: Sequence[str]
 ) -> SectionT:
-    """Return the configuration with ``overrides``; raise ``ConfigError`` if they are invalid."""
+    """Return the configuration of type ``schema`` with ``overrides``.
+
+    Raises ``ConfigError`` for invalid overrides, and if one of ``required_keys`` is not set.
+    """
     keys = collect_section_keys(schema)
     tree = _build_override_tree(overrides, keys)
     reading = read_section(schema, convert_text_values(tree, schema))

@@ -12,7 +12,10 @@ MIN_TEMPERATURE = 0.01  # lowest temperature above 0 at which vLLM samples
 
 
 def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that a row fits into the engine's context and a micro-batch, and turns into a row."""
+    """Check that a row (prompt and response) fits into the engine's context and a micro-batch.
+
+    Also check that a turn and a summary fit into the response.
+    """
     data = cfg.data
     rollout = cfg.actor_rollout_ref.rollout
     actor = cfg.actor_rollout_ref.actor
@@ -161,7 +164,11 @@ def check_temperature(cfg: Section, section_path: str) -> Problems:
 
 
 def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
-    """Check that ``top_p`` and ``top_k`` allow some token; with ``is_trained_on``, all tokens."""
+    """Check that ``top_p`` and ``top_k`` of the section ``section_path`` allow some token.
+
+    With ``is_trained_on``, the policy trains on the sampled tokens. Then they must allow all tokens
+    of the vocabulary.
+    """
     untruncated_values = {"top_p": 1.0, "top_k": -1}
     for name, untruncated_value in untruncated_values.items():
         key = f"{section_path}.{name}"

@@ -56,7 +56,10 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check the correction of rollouts that overlap with training, and partial rollouts."""
+    """Check that rollouts that overlap with training have a rollout correction.
+
+    Also check the keys of partial rollouts.
+    """
     yield from _check_partial_rollouts(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
@@ -96,7 +99,10 @@ def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that GDPO has named rewards, and that no key adds a deduction that GDPO ignores."""
+    """Check that GDPO has named rewards, and that no key adds a deduction that GDPO ignores.
+
+    The estimator GDPO normalises each named reward in its group and sums the results.
+    """
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
         return

@@ -35,7 +35,10 @@ def is_local(path: str) -> bool:
 def check_directory(
     cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, is_created_by_cold_start: bool = False
 ) -> Problems:
-    """Check that ``key`` names a valid model directory, one to create, or a possible hub name."""
+    """Check that ``key`` names a valid model directory or a possible hub name.
+
+    With ``is_created_by_cold_start`` the directory may be missing: a supervised run creates it.
+    """
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
@@ -103,7 +106,10 @@ def _find_missing_model_file(directory: Path) -> Iterator[str]:
 
 
 def _find_checksum_mismatch(directory: Path) -> str:
-    """Return the first file that is missing or has another checksum than it should, or ""."""
+    """Return the first file that differs from the checksums stored in ``directory``, or "".
+
+    A missing file counts as different. Only policies shipped with the package must have checksums.
+    """
     checksums = directory / CHECKSUMS_FILE
     if not checksums.is_file():
         return CHECKSUMS_FILE if directory.parent == POLICIES_DIR else ""
@@ -165,7 +171,11 @@ def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that a reward model has a path and an estimator that reads its scores, or no keys."""
+    """Check the keys of the reward model.
+
+    If it is enabled, it needs a path, and the estimator must read its scores. If it is disabled,
+    its keys must not be set.
+    """
     section = cfg.reward_model
     key = "reward_model.model.path"
     if not section.enable:
@@ -232,7 +242,10 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that an estimator that compares turns has rewards of turns that the run trains on."""
+    """Check that an estimator that compares turns has rewards of turns that the run trains on.
+
+    Otherwise the advantages of turns would oppose those of trajectories.
+    """
     replacing_key = find_key_replacing_turn_rewards(cfg)
     if replacing_key is None or not estimator_uses_turn_rewards(cfg, ctx):
         return

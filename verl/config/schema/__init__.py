@@ -1,4 +1,7 @@
-"""The typed configuration: a pydantic model per section, with types, defaults and help texts."""
+"""The typed configuration: a pydantic model per section, with types, defaults and help texts.
+
+``main_ppo`` and ``main_eval`` read a ``PPOConfig``, ``main_sft`` reads an ``SFTConfig``.
+"""
 
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.config.schema.algorithm import AlgorithmConfig

@@ -153,7 +153,7 @@ class ValSamplingConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Rollout workers, which are Ray actors, each with one engine."""
+    """Rollout workers and their engines. Each rollout worker is a Ray actor with one engine."""
 
     mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous", VERL)] = (
         "async"

@@ -43,7 +43,10 @@ class GiGPOConfig(Section):
 
 
 class GraphGPOConfig(Section):
-    """GraphGPO: the advantage of a turn is its progress in a graph of the group's states."""
+    """GraphGPO: the advantage of a turn is its progress towards success in a graph of states.
+
+    The nodes of the graph are the environment states that the trajectories of a group visit.
+    """
 
     step_advantage_w: NonNegative = 1.0
     """weight of the turn-level advantage"""

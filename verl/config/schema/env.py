@@ -67,7 +67,11 @@ class EnvResources(Section):
 
 
 class EnvConfig(ExtensibleSection):
-    """The environment, with a section for each registered one, which its package declares."""
+    """The environment that agents act in.
+
+    Each registered environment has a section of its name here (``env.frozen_lake``), which its
+    package declares.
+    """
 
     resources_per_worker: EnvResources = EnvResources()
     """Ray resources per environment worker"""

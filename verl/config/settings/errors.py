@@ -68,7 +68,10 @@ class Problem(str):
 
 
 class ConfigError(ValueError):
-    """Error for an invalid configuration: a message per mistake; plain texts get ``code``."""
+    """Error raised for an invalid configuration. ``problems`` has one message per mistake.
+
+    A message that is a plain string becomes a ``Problem`` with ``code``.
+    """
 
     def __init__(self, problems: str | Iterable[str], code: ProblemCode = "out_of_range") -> None:
         self.problems = [

@@ -16,10 +16,11 @@ EQUIVALENT_SETTINGS: dict[str, str] = {}
 
 
 def nearest_name(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the most similar of ``valid_names``; None if no similarity (0 to 1) is ``cutoff``.
+    """Return the name in ``valid_names`` that is most similar to ``name``.
 
-    Among equally similar names, one with the same letters in another order is preferred, then one
-    with the same first letter.
+    None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Among
+    equally similar names, one with the same letters in another order is preferred, then one with
+    the same first letter.
     """
     names = list(valid_names)
     similar_names = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
@@ -105,7 +106,10 @@ def _get_last_name(path: str) -> str:
 
 
 def find_replacement_of_foreign_key(path: str) -> str | None:
-    """Return the setting here that replaces ``path`` (``key`` or ``key=value``), or None."""
+    """Return the setting of this framework that replaces ``path`` of another framework.
+
+    ``path`` is a key or ``key=value``. None if no replacement is known.
+    """
     for pattern, equivalent_setting in EQUIVALENT_SETTINGS.items():
         if fnmatch.fnmatchcase(path, pattern):
             return equivalent_setting

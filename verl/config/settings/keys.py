@@ -50,7 +50,10 @@ class ValueType:
 
 
 def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> ValueType:
-    """Return the values that ``annotation`` allows, with ``markers`` as ``Ge(1)`` around it."""
+    """Return the allowed values that the type ``annotation`` describes.
+
+    ``markers`` are the arguments of the enclosing ``Annotated`` types, such as ``Ge(1)``.
+    """
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
@@ -228,7 +231,10 @@ def _read_attribute_docs(cls: type) -> Mapping[str, str]:
 
 
 def value_at_path(cfg: object, path: str) -> Any:
-    """Return the value at dotted ``path`` of a config object or nested dictionary."""
+    """Return the value at dotted ``path`` of a config object or nested dictionary.
+
+    Raises ``AttributeError`` or ``KeyError`` if there is none.
+    """
     for name in path.split("."):
         cfg = cfg[name] if isinstance(cfg, Mapping) else getattr(cfg, name)
     return cfg

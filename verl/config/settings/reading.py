@@ -97,7 +97,11 @@ class _Mistake:
     def from_details(
         cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
     ) -> "_Mistake":
-        """Return the mistake, whose path ends at a key, even if ``details`` name an item in it."""
+        """Return the mistake that the error ``details`` of pydantic describe.
+
+        ``details`` may name an item inside the value of a key. The path of the mistake ends at
+        this key.
+        """
         refusal = details.get("ctx", {}).get("error")
         location = [
             *details["loc"],

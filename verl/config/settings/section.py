@@ -140,11 +140,17 @@ class EnvSection(Section):
         return None
 
     def count_needed_turns(self) -> int | None:
-        """Return the least number of turns of an episode with a reward above 0; None if unknown."""
+        """Return the least number of turns of an episode with a reward above 0.
+
+        It must be at most ``env.max_steps``. None if the settings do not determine it.
+        """
         return None
 
     def list_max_step_waits(self) -> Mapping[str, float]:
-        """Return the longest waits in a step, in seconds, by the key that limits them."""
+        """Map each key that limits a wait within one step to the longest wait, in seconds.
+
+        The waits must be less than ``env.step_timeout_s``, after which the whole worker is stopped.
+        """
         return {}
 
     def get_files_key(self, split: str) -> str | None:

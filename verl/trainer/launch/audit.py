@@ -84,7 +84,10 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 def run_audit_preflight_checks(
     cfg: PPOConfig, ignores_local_devices: bool = False
 ) -> PreflightResult:
-    """Check the start of ``main_audit`` and the files that the user gives to it."""
+    """Check environment, tokenizer, engine and the user's files of ``main_audit``.
+
+    Return the problems found, and facts that the printed plan of the run shows.
+    """
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
@@ -142,7 +145,12 @@ def find_audited_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
-    """Return the trajectories to replay and the user's scores, from the files in ``cfg``."""
+    """Return the trajectories to replay and the user's scores of turns, from the files in ``cfg``.
+
+    Each result is empty if ``cfg`` names no file. Raises ``UserError`` with file and line for an
+    invalid line, and for a score that names several trajectories. Raises ``OSError`` for a file
+    that cannot be read.
+    """
     from rlvcr.settings import get_rlvcr_settings
     from verl.trainer.launch.audit_files import (
         read_external_scores,

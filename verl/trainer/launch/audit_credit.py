@@ -43,7 +43,11 @@ ESTIMATOR_VARIANTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 def add_credits(
     audited_turns: Sequence[AuditedTurn], scored_rows: DataProto, cfg: PPOConfig
 ) -> tuple[list[AuditedTurn], dict[str, str]]:
-    """Return ``audited_turns`` with the credit of every estimator, and why some were skipped."""
+    """Return ``audited_turns`` with the credit of every estimator, and why some were skipped.
+
+    A variant is an estimator with certain config values. It is skipped if the rows lack a column
+    that it needs, or if it refuses the settings. The returned dict maps its name to the reason.
+    """
     plain_rows = _add_rlvcr_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)
     step_scores = _compute_scores_without_estimator(decisions, plain_rows)
@@ -82,7 +86,11 @@ def add_credits(
 
 
 class _DecisionTokens:
-    """Tokens of the choice in each of N turns: the level's digit, or all sampled tokens."""
+    """Tokens with which the policy made its choice in each of N audited turns.
+
+    If the policy chose a thinking level, this is the token of the level's digit. Otherwise these
+    are all sampled tokens of the turn. The credit of a turn is the mean advantage of its tokens.
+    """
 
     def __init__(self, audited_turns: Sequence[AuditedTurn], data: DataProto) -> None:
         columns = data.non_tensor_batch
@@ -151,7 +159,10 @@ def _compute_posterior_credit(
 
 
 def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return a copy of ``scored_rows`` with the columns that RLVCR's estimators read, if any."""
+    """Return a copy of ``scored_rows``, with the columns that RLVCR's estimators read.
+
+    They are added only if the rows have records of the level and thought of each turn.
+    """
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

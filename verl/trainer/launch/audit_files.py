@@ -54,7 +54,11 @@ LineT = TypeVar("LineT", bound=_JsonLine)
 
 
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
-    """Return the trajectories to replay from the file ``path``. ``tasks`` are tasks by id."""
+    """Return the trajectories to replay from the file ``path``.
+
+    ``tasks`` maps each ``task_id`` to its task. Raises ``UserError`` with file and line for an
+    invalid line or an unknown task.
+    """
     recorded_trajectories = []
     for source, line in _read_lines(path, _TrajectoryJsonLine):
         if line.task_id not in tasks:
@@ -75,7 +79,11 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
 
 
 def read_external_scores(path: str) -> ExternalScores:
-    """Return the user's scores of turns in the file ``path``."""
+    """Return the user's scores of turns in the file ``path``.
+
+    A score estimates how much the choice in a turn changes the return. Raises ``UserError`` with
+    file and line for an invalid line, and for a file without scores.
+    """
     scores: dict[tuple[str | int | None, ...], float] = {}
     for source, line in _read_lines(path, _ScoreJsonLine):
         key = (line.task_id, line.seed, line.step)
@@ -116,7 +124,10 @@ def refuse_ambiguous_scores(
 def add_external_scores(
     audited_turns: Sequence[AuditedTurn], scores: ExternalScores
 ) -> list[AuditedTurn]:
-    """Return ``audited_turns`` with the user's ``scores`` as ``external``, NaN for others."""
+    """Return ``audited_turns`` with the user's ``scores`` under the name ``external``.
+
+    A turn without a score gets NaN.
+    """
     if not scores:
         return list(audited_turns)
     turn_scores = []

@@ -60,5 +60,8 @@ def write_audit_file(
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:
-    """Print the effects of levels on the return, and how each estimator's credit agrees."""
+    """Print the effects of thinking levels on the return.
+
+    Also print how the credit (advantage) that each estimator gives to a level correlates with them.
+    """
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)

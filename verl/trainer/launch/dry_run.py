@@ -36,7 +36,11 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
 def perform_dry_run(cfg: PPOConfig) -> PreflightResult:
-    """Return problems of reward, estimator and loss on dummy rows."""
+    """Return problems of reward, estimator and loss on dummy rows.
+
+    If the policy has no tokenizer yet, also open the environment and return its numbers of tasks
+    for the printed plan. Otherwise an earlier check has already opened it.
+    """
     task_counts: TaskCounts = {}
     problems: list[Problem] = []
     # else run_preflight_checks has opened the environment

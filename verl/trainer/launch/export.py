@@ -53,7 +53,11 @@ class StartingModel:
 
 
 def export_checkpoint(cfg: ExportConfig) -> Path:
-    """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path."""
+    """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path.
+
+    Raises ``ConfigError`` if the checkpoint is incomplete, does not fit the model, or lacks the
+    adapters that ``cfg.lora=adapters`` requires.
+    """
     target = Path(cfg.target)
     is_critic = cfg.role == "critic"
     if is_critic and cfg.lora == "merged":
@@ -128,7 +132,12 @@ def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
 
 
 def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> None:
-    """Raise ``ConfigError`` if ``target`` must not be written: it has files of a run or program."""
+    """Raise ``ConfigError`` if ``target`` must not be written.
+
+    It must not be in the run directory. It must not contain files of other programs unless
+    ``cfg.overwrite`` is set. ``origin`` is the model with which the training started; its directory
+    is never overwritten.
+    """
     why = find_write_problem(target.parent)
     if not os.path.lexists(target):  # false for a name that is too long, unlike Path.exists()
         why = why or find_write_problem(target)
@@ -151,7 +160,11 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
 
 
 def find_weights_directory(checkpoint: Path, role: str) -> Path:
-    """Return the directory with the model ``role``, which is ``checkpoint`` or below it."""
+    """Return the directory with the model ``role`` (``actor``, ``critic``) in a checkpoint.
+
+    ``checkpoint`` may also be the directory of the role. Raises ``ConfigError`` if there is no such
+    model, or if the files differ from the manifest.
+    """
     directories = [checkpoint / role]
     if role == "actor" or checkpoint.name == role:
         directories.append(checkpoint)
@@ -205,7 +218,11 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
 
 
 def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
-    """Return the config section of the model ``role`` in the files above ``checkpoint``, or {}."""
+    """Return the config section of the model ``role``; {} if there is none.
+
+    It is read from the ``config.yaml`` of the run that wrote ``checkpoint``. A path in its
+    ``run_plan.yaml`` has priority.
+    """
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():
@@ -223,7 +240,9 @@ def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
 def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
     """Return ``{"path": value}`` with the value of ``key`` in ``run_plan.yaml``; {} if unusable.
 
-    Unlike that in ``config.yaml``, the value is an absolute directory or has a commit.
+    The value is an absolute directory or has the commit of the hub model. ``config.yaml`` may have
+    a relative directory, or a name for which the hub has another commit now. A directory that this
+    machine lacks is not usable.
     """
     file = RunDirectory(run).plan_path
     path = read_yaml_mapping(file).get(key) if file.is_file() else None

@@ -93,7 +93,11 @@ def run_generation(cfg: GenerationConfig) -> Path:
 
 
 def _check_sampling(cfg: GenerationConfig) -> None:
-    """Raise ``ConfigError`` for sampling keys without effect, and for equal answers to a prompt."""
+    """Raise ``ConfigError`` if several answers to a prompt would be equal (greedy sampling).
+
+    Also raise it for a temperature at which engines do not sample, and for sampling keys that have
+    no effect or exclude every token.
+    """
     problems = [
         *check_temperature(cfg, "rollout"),
         *check_sampling_truncation(cfg, "rollout", is_trained_on=False),
@@ -235,7 +239,10 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
 
 
 def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
-    """Return ``n_samples`` requests per prompt, with seeds that depend only on their numbers."""
+    """Return ``n_samples`` requests per prompt.
+
+    The seed of a request depends only on ``rollout.seed`` and the numbers of prompt and sample.
+    """
     rollout = cfg.rollout
     return [
         SamplingRequest(
@@ -337,7 +344,10 @@ class AnswerFile:
         self.partial_path.unlink(missing_ok=True)
 
     def append_answer(self, row: int, sample: int, text: str) -> None:
-        """Append answer number ``sample`` to the prompt in row ``row`` to the partial file."""
+        """Append an answer to the partial file.
+
+        ``text`` is the answer number ``sample`` to the prompt in row number ``row``.
+        """
         record = {"row": row, "sample": sample, self.column: text}
         with (
             add_path_to_errors(self.partial_path),

@@ -37,7 +37,11 @@ ORACLE_RULE_NAME = "oracle"
 
 
 def evaluate_policy(cfg: PPOConfig) -> None:
-    """Measure the policy on the validation set. If it chooses levels, also compare rules."""
+    """Measure success and return of the policy on the validation set.
+
+    If the policy chooses thinking levels, also compare rules that force them. Print tables, and
+    write metrics and report of the run.
+    """
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare(will_train=False)
@@ -67,7 +71,11 @@ def print_table_by_data_source(metrics: Mapping[str, float]) -> None:
 
 
 def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> dict[str, float]:
-    """Compare the levels of the policy (``free_level_rows``) with those that each rule forces."""
+    """Run the validation set with thinking levels forced by each rule; return comparison metrics.
+
+    ``free_level_rows`` are the rows of the validation in which the policy chose the levels. Return
+    {} if ``algorithm.rlvcr.eval_levels`` has no rule.
+    """
     trainer = run.trainer
     turns = [step for row in free_level_rows.non_tensor_batch["steps"] for step in row]
     thinking_turns = [step for step in turns if isinstance(step, ThinkingTurnRecord)]

@@ -87,7 +87,10 @@ class OpenRun:
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training of ``cfg``, after a cold start if its policy is missing."""
+    """Run the training of ``cfg`` and write its report.
+
+    If the policy does not exist, first create it by supervised training (cold start).
+    """
     with open_run(cfg) as run:
         # Exclude existing objects from garbage collection, which would search them at each step.
         gc.collect()
@@ -211,7 +214,9 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     """Return a fixed path for each model key of ``cfg``, so that all nodes load the same weights.
 
-    Example: {"actor_rollout_ref.model.path": "owner/name@commit"}.
+    A directory becomes an absolute path, and a hub name gets its commit. Example:
+    {"actor_rollout_ref.model.path": "owner/name@commit"}. Raises ``ConfigError`` for a model that
+    does not exist or has invalid weights.
     """
     models_by_key: dict[str, tuple[TrainedModelConfig | RewardNetworkConfig, WeightPurpose]] = {
         "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
@@ -241,7 +246,10 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
 
 
 def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
-    """Start Ray or join a Ray cluster; return True if it was joined. ``stack`` ends it."""
+    """Start Ray or join a Ray cluster; return True if it was joined. ``stack`` ends or leaves it.
+
+    Raises ``ConfigError`` if the cluster cannot be reached.
+    """
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store_gb = cfg.ray_init.object_store_gb
     if store_gb is None:
@@ -300,7 +308,11 @@ def start_workers(
 
 
 def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
-    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes."""
+    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes.
+
+    With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
+    PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.
+    """
     cfg = plan.config
     nodes = list_live_nodes(ray.nodes())
     configured_device = cfg.trainer.device

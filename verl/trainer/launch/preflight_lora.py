@@ -99,7 +99,11 @@ def find_adapter_mismatch_problems(
     start: AdapterSettings,
     source: str,
 ) -> Iterator[Problem]:
-    """Yield problems of LoRA keys that contradict the adapter ``start`` of ``source``."""
+    """Yield problems of LoRA keys that contradict the adapter from which training starts.
+
+    The keys are those of ``model`` in the config section ``section``. ``start`` has rank, alpha and
+    modules of the adapter. ``source`` is the key or checkpoint that names it.
+    """
     why = f"the adapter of {source} has another value"
     new_run_fix = "" if source == START_KEY else ", or start a run with another experiment_name"
     for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
@@ -141,7 +145,11 @@ def find_adapter_sync_obstacle(cfg: PPOConfig, config: "PreTrainedConfig") -> st
 
 
 def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
-    """Return what a weight sync sends, and why ``auto`` chooses ``merged`` (base plus adapter)."""
+    """Return what a weight sync sends, and the reason for this choice.
+
+    ``adapter`` is the LoRA adapter alone, ``merged`` are the base weights with the adapter added.
+    The reason is "" for a model without LoRA, and if ``lora_sync=auto`` chooses ``adapter``.
+    """
     model, sync = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.rollout.lora_sync
     if not model.lora_rank:
         return "merged", ""

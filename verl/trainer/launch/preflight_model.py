@@ -202,7 +202,10 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
 
 
 def collect_initial_policy_facts(cfg: SFTConfig) -> dict[str, Any]:
-    """Return facts on row packing for the plan of a supervised run; {} if there is no model yet."""
+    """Return facts on row packing for the plan of a supervised run.
+
+    Return {} if the files of the model cannot be read. The preflight checks report that.
+    """
     with contextlib.suppress(OSError, ValueError):
         return _collect_packing_facts(_read_initial_model_config(cfg), cfg.model.trust_remote_code)
     return {}
@@ -214,7 +217,10 @@ def _collect_packing_facts(config: "PreTrainedConfig", trust_remote_code: bool) 
 
 
 def _read_initial_model_config(cfg: SFTConfig) -> "PreTrainedConfig":
-    """Return the config of the policy that a supervised run starts from or creates."""
+    """Return the config of the policy that a supervised run starts from or creates.
+
+    Raises ``OSError`` or ``ValueError`` if the files of the policy cannot be read.
+    """
     model = cfg.model
     if model.path is None:
         # Import here: the classes of new policies take seconds to import.

@@ -38,7 +38,10 @@ MAX_MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def open_task_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the managers of training and validation tasks; with ``val_only`` twice the latter."""
+    """Return the environment managers of the training and the validation tasks.
+
+    With ``trainer.val_only`` the manager of validation tasks is returned for both.
+    """
     if cfg.trainer.val_only:
         val_envs = EnvironmentManagerBase(cfg, "val")
         return val_envs, val_envs
@@ -48,7 +51,11 @@ def open_task_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Envi
 def find_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts | None = None
 ) -> Iterator[Problem]:
-    """Yield problems of environment and first prompts; count tasks in ``task_counts``."""
+    """Yield problems of opening the environment, and of first prompts that are too long.
+
+    A trajectory whose prompt exceeds ``data.max_prompt_length`` would be dropped. The numbers of
+    tasks are stored in ``task_counts``.
+    """
     task_counts = {} if task_counts is None else task_counts
     observations, problems = observe_first_tasks(cfg, task_counts)
     yield from problems
@@ -200,7 +207,11 @@ def _warn_of_shared_prompts(
 def observe_first_tasks(
     cfg: PPOConfig, task_counts: TaskCounts
 ) -> tuple[list[Observation], Sequence[Problem]]:
-    """Return the first observations of some tasks and problems; fill ``task_counts``."""
+    """Return the first observation of up to ``MAX_MEASURED_TASKS`` tasks, and problems.
+
+    A problem is that the environment cannot be opened or has no tasks. The numbers of training and
+    validation tasks are stored in ``task_counts``.
+    """
     try:
         with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
             split = "val" if cfg.trainer.val_only else "train"
@@ -222,7 +233,11 @@ def observe_first_tasks(
 
 
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
-    """Return the numbers of training and validation tasks of the environment."""
+    """Return the numbers of training and validation tasks of the environment.
+
+    Creating tasks takes time. So validation tasks are created here only if the environment does not
+    declare their number. Return {} for training tasks from files, which are counted elsewhere.
+    """
     if envs.split == "val":
         return {"val_tasks": len(envs.validation_set)}
     if uses_file_tasks(cfg):

@@ -32,7 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
-    """Yield problems if an undamaged checkpoint lacks a model of the run, or has another one."""
+    """Yield problems if the checkpoint to resume from does not fit the models of the run.
+
+    It does not fit if the policy or critic is missing, or has other shapes or another LoRA rank.
+    An incomplete checkpoint is not checked.
+    """
     checkpoint = find_checkpoint_to_resume(cfg.trainer)
     if checkpoint is None or not is_complete_checkpoint(checkpoint):
         return

@@ -33,7 +33,10 @@ def find_weight_problems(
     purpose: WeightPurpose = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[Problem]:
-    """Yield a problem if weights do not fit the model. ``setting`` (``key=value``) names it."""
+    """Yield a problem if the weights in ``directory`` do not fit the model.
+
+    ``setting`` is the ``key=value`` that names the directory, for the message.
+    """
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
@@ -53,8 +56,9 @@ def find_override_config_problems(
 ) -> Iterator[Problem]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 
-    ``tie_word_embeddings`` must not differ from config.json: the rollout engine reads that file,
-    and the weights were saved with its value.
+    Each must replace a value that ``config`` has, which is the config of the model in
+    ``directory``. ``tie_word_embeddings`` must not differ from config.json. The rollout engine
+    reads that file, and the weights were saved with its value.
     """
     key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
@@ -90,7 +94,10 @@ def find_override_config_problems(
 def find_tokenizer_problems(
     setting: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
 ) -> Iterator[Problem]:
-    """Yield a problem if the tokenizer has no files, or ids of ``vocabulary`` or more."""
+    """Yield a problem if ``directory`` has no tokenizer files, or if an id is too large.
+
+    Ids must be below ``vocabulary``, the number of embeddings. None skips this check.
+    """
     # Without files transformers creates an empty tokenizer for many classes, without an error.
     tokenizer_file_names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
     needs_files = len(tokenizer_file_names) > 1 or getattr(tokenizer, "is_fast", False)

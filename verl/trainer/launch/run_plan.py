@@ -73,7 +73,12 @@ def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
 
 
 def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
-    """Return the paths of ``cfg`` as absolute paths: Ray may start workers in another directory."""
+    """Return the keys of ``cfg`` that are paths, with absolute values.
+
+    A relative path refers to the working directory of the driver, but Ray may start its workers in
+    another directory. Paths of models are not included; ``verl.models.hub.pin_revision`` makes
+    them absolute.
+    """
     paths = {key: value_at_path(cfg, key) for key in PATH_KEYS}
     values: dict[str, Any] = {key: make_absolute(path) for key, path in paths.items() if path}
     adapters = cfg.actor_rollout_ref.model.adapters
@@ -99,7 +104,12 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
 
 
 def build_adapter_resume_overrides(cfg: PPOConfig) -> dict[str, Any]:
-    """Return keys that replace the start adapter by the checkpoint to continue from, if any."""
+    """Return keys that replace the start adapter by the checkpoint to continue from, if any.
+
+    Then the directory of the start adapter is not read, and may be missing. The result is empty for
+    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if there is
+    no valid checkpoint and the start adapter cannot be read.
+    """
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:
         return {}
@@ -211,7 +221,10 @@ def get_worker_cpus(device: str) -> float:
 
 
 def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
-    """Return the manager of new device pools; engines without own GPUs share that of the ranks."""
+    """Return the manager of new device pools: one for the training ``roles``, one for engines.
+
+    If engines have no separate GPUs, they share the pool of the training roles.
+    """
     trainer = cfg.trainer
     processes_by_pool = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     pool_by_role = dict.fromkeys([*roles, Role.Rollout], "global_pool")
@@ -288,7 +301,12 @@ def _find_capacity_problems(
 def _subtract_pool(
     nodes: Sequence[ClusterNode], free_nodes: Sequence[ClusterNode], pool_need: PoolRequirement
 ) -> list[ClusterNode]:
-    """Return the free resources of each node after Ray has placed the pool ``pool_need``."""
+    """Return the free resources of each node after Ray has placed the pool ``pool_need``.
+
+    ``nodes`` have the total resources. ``free_nodes`` have the resources that earlier pools left.
+    The pool has ``pool_need.nodes`` bundles, which are placed on different nodes if possible. Nodes
+    without other pools are preferred, then nodes with the most free resources.
+    """
     free_nodes = list(free_nodes)
     unused_indices = set(range(len(free_nodes)))
     for _ in range(pool_need.nodes):

@@ -199,7 +199,12 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
 
 
 def check_expert(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` unless the environment has an expert that supports the settings."""
+    """Raise ``ConfigError`` unless the environment has an expert that supports the settings.
+
+    An expert is a program that solves the tasks. It must write a thought for each thinking level in
+    ``data.levels``. With a positive ``data.needed_level_share`` it must also know the required
+    level of each turn, the lowest level that suffices.
+    """
     env_name = cfg.env.env_name
     levels = value_at_path(cfg, LEVELS_KEY)
     needed_level_share = value_at_path(cfg, NEEDED_SHARE_KEY)
@@ -226,7 +231,11 @@ def check_expert(cfg: SFTConfig) -> None:
 
 
 def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Record], list[Record]]:
-    """Return training records and the last ``num_held_out`` records, which share no task."""
+    """Return training records and held-out records, which share no task.
+
+    The held-out records are the last ``num_held_out`` records. Other records of their tasks are
+    dropped.
+    """
     if not num_held_out:
         return records, []
     held_out = records[-num_held_out:]
@@ -236,7 +245,11 @@ def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Recor
 
 
 def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTRow]:
-    """Return the rows of ``records``. Raise ``ConfigError`` if one is invalid, or none fits."""
+    """Return the rows of ``records``: token ids with loss weights.
+
+    Messages are tokenised as in a rollout. Raises ``ConfigError`` if a record is invalid, or if
+    none fits into ``data.max_length``.
+    """
     rows_per_record = list(encode_records(cfg, records, tokenizer))
     rows = [row for rows in rows_per_record for row in rows]
     if records and not rows:
@@ -254,7 +267,10 @@ def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTR
 
 
 def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iterator[list[SFTRow]]:
-    """Yield the token rows of each record; [] if no turn of it fits into ``data.max_length``."""
+    """Yield the token rows of each record; [] if no turn of it fits into ``data.max_length``.
+
+    Raises ``ConfigError`` if the tokenizer or its chat template cannot render a record.
+    """
     data = cfg.data
     bridge = None
     probe = None
@@ -294,8 +310,11 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 def _require_renderable_messages(
     template_support: TemplateSupport, messages: Sequence[Message]
 ) -> None:
-    """Raise ``UnsupportedTemplateError`` if the chat template does not suit the episode
-    ``messages``.
+    """Raise ``UnsupportedTemplateError`` if the chat template does not suit the episode's messages.
+
+    ``template_support`` has the results of test renderings. The template must have a generation
+    prompt. It must not change earlier turns: with several turns, the text up to a turn must begin
+    with the text up to the turn before.
     """
     template_support.check_history_support("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)
@@ -394,9 +413,9 @@ def encode_chat_episode(
 def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
     """Return the tokens that a policy samples for the reply ``text``, with its end of turn.
 
-    If the chat template removes the thought from ``text``, ``text`` is encoded without it. Raises
-    ``ValueError`` if the generation prompt ends with the opening tag of a thought but ``text`` has
-    no thought.
+    The chat template renders ``text``. If it removes the thought from ``text``, as some templates
+    do, ``text`` is encoded without the template. Raises ``ValueError`` if the generation prompt
+    ends with the opening tag of a thought but ``text`` has no thought.
     """
     thought_opening_tag = get_reply_reader(bridge).thought_opening_tag
     with contextlib.suppress(UnsupportedTemplateError):
@@ -455,7 +474,12 @@ def find_initial_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Pr
 
 
 def prepare_initial_policy(cfg: SFTConfig, records: list[Record], scratch_directory: Path) -> Path:
-    """Return ``model.path`` if it is set, else a new policy with a tokenizer for ``records``."""
+    """Return the directory of the initial policy.
+
+    This is ``model.path`` if it is set, else a new policy in ``scratch_directory``. A new policy
+    gets a new tokenizer for the texts of ``records``. Raises ``ConfigError`` if the policy at
+    ``model.path`` has problems.
+    """
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
         problems = list(find_initial_policy_problems(cfg, directory))

@@ -45,7 +45,11 @@ MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting h
 
 @dataclass(frozen=True)
 class SFTJob:
-    """Input of every rank: paths, the initial policy, token rows and the rows of each step."""
+    """Input of every rank: paths of the run, the initial policy and the token rows.
+
+    ``batches`` has the row indices of every optimizer step. ``resumed_checkpoint`` is the valid
+    checkpoint from which the run continues, or None.
+    """
 
     cfg: SFTConfig
     run_dir: Path
@@ -68,7 +72,10 @@ def count_local_ranks(cfg: SFTConfig) -> int:
 
 
 def train_on_ranks(job: SFTJob, num_ranks: int) -> None:
-    """Train on ``num_ranks`` devices of this machine, several in subprocesses."""
+    """Train on ``num_ranks`` devices of this machine.
+
+    A single rank runs in this process. Several ranks run in one subprocess each.
+    """
     if num_ranks == 1:
         train_and_save(job)
         return

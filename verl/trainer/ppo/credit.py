@@ -65,8 +65,9 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
 class CombinedRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
-    The last sampled token of every row gets ``weight`` times the score of its trajectory, which
-    also becomes the named reward part ``model``.
+    The reward function ``rule_rewards`` computes ``token_level_scores``, which are multiplied by
+    ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
+    trajectory. The named parts of a row's reward also get the score, under the name ``model``.
     """
 
     rule_rewards: RewardFunction
@@ -130,7 +131,9 @@ def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dic
 def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
     """Return the rows of groups in ``returns``, with the column ``reward_baselines`` [B].
 
-    ``returns`` maps the uid of a group to the return of its greedy trajectory.
+    ``returns`` maps the uid of a group to the return of its greedy trajectory. This return is the
+    baseline of all rows of the group. Rows of other groups are dropped. Raises ``RuntimeError`` if
+    no row is left.
     """
     uids = batch.non_tensor_batch["uid"]
     has_baseline = np.array([uid in returns for uid in uids])

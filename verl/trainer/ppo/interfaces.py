@@ -14,7 +14,11 @@ from verl.protocol import DataProto
 
 
 class TaskSource(Protocol):
-    """Source of tasks, a ``DataProto`` without tensors; ``panel_batch`` is the validation set."""
+    """Source of the tasks of one split: a batch for each step, or the whole validation set.
+
+    The tasks are returned as a ``DataProto`` without tensors. The validation set is
+    ``panel_batch``, and ``panel_hash`` identifies its tasks.
+    """
 
     @property
     def task_list(self) -> Sized: ...
@@ -56,7 +60,10 @@ class Collector(Protocol[TasksT_contra]):
     ) -> DataProto: ...
 
     def convert_scores_to_estimator_inputs(self, data: DataProto) -> DataProto:
-        """Replace score requests and their results by columns that the estimator reads."""
+        """Replace score requests and their results by columns that the advantage estimator reads.
+
+        ``data`` has the results in the columns ``branch_scores`` and ``span_scores``.
+        """
         ...
 
     def state(self) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -
 def compute_no_advantage_metrics(batch: DataProto) -> dict[str, float]:
     """Return the share of rows without advantage, and the share of groups with equal returns.
 
-    Groups with one trajectory do not count. If there are no others, the second metric is omitted.
+    A row has no advantage if its advantages [R] are 0 on all sampled tokens. Groups with one
+    trajectory do not count. If all groups have one trajectory, the second metric is omitted.
     """
     sampled_mask = batch.batch["response_mask"].bool()
     has_advantage = ((batch.batch["advantages"] != 0) & sampled_mask).any(-1).float()
@@ -224,10 +225,10 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
     """Return ``val/{pass,best,maj}@k`` of tasks with several trajectories; {} if there are none.
 
     ``pass@k`` is success of the best of k trajectories, ``best@k`` their best return, ``maj@k``
-    success of the majority answer. ``rows`` are the first rows of the graded trajectories. k is 1,
-    2, 4, ... and the number of trajectories. A trajectory without an answer agrees with no other.
-    Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k`` is the number
-    of these tasks, omitted if these are all.
+    success of the majority answer. ``rows`` are the first rows of the graded trajectories. k is
+    1, 2, 4, ... and the number of trajectories. A trajectory without an answer agrees with no other
+    trajectory. Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k``
+    is the number of these tasks. It is omitted if all tasks have k trajectories.
     """
     fields = batch.non_tensor_batch
     task_rows: dict[str, list[int]] = defaultdict(list)
@@ -263,7 +264,11 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
-    """Return the answer (column ``answer``, else last action) of each trajectory that has one."""
+    """Return the answer of each trajectory by ``traj_uid``, for the majority vote of ``maj@k``.
+
+    It is the value in the column ``answer``, else the last action. Trajectories with neither are
+    omitted.
+    """
     answers = collect_last_actions(batch)
     columns = batch.non_tensor_batch
     if ANSWER in columns:

@@ -48,7 +48,10 @@ SENT_DTYPES = {
 def select_columns(
     data: DataProto, tensor_names: Iterable[str] | None, non_tensors: Iterable[str]
 ) -> DataProto:
-    """Return ``data`` with only the named columns that it has (None: all tensors)."""
+    """Return ``data`` with only the named columns. Names that ``data`` lacks are ignored.
+
+    ``tensor_names`` None keeps all tensors.
+    """
     tensor_names = (
         None if tensor_names is None else [key for key in tensor_names if key in data.tensor_keys()]
     )
@@ -135,7 +138,10 @@ def _concatenate_rows(rows_per_rank: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def count_row_tokens(data: DataProto) -> list[int]:
-    """Return the number of tokens of each row, including those of its branches."""
+    """Return the number of tokens of each row, including those of its branches.
+
+    A branch is an alternative continuation of a row, whose log-probs are also computed.
+    """
     row_tokens = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:
@@ -158,7 +164,11 @@ def split_mini_batches(
     ids: Sequence[np.ndarray] = (),
     prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
-    """Return the row indices of each rank. ``split_rows`` splits every mini-batch separately."""
+    """Return the row indices of each rank, from the row indices of each mini-batch.
+
+    Every mini-batch is split separately, so that ranks get about equal numbers of its tokens.
+    ``split_rows`` explains the other arguments.
+    """
     rows_per_rank: list[list[int]] = [[] for _ in range(num_ranks)]
     for rows in mini_batches:
         rank_positions = split_rows(

@@ -146,7 +146,8 @@ class RayPPOTrainer(Generic[TasksT]):
     def prepare(self, will_train: bool) -> None:
         """Resume from a checkpoint if there is one. Then send the weights to the engines.
 
-        With ``will_train`` records and checkpoints of later steps are set aside or removed.
+        With ``will_train`` the records of later steps are removed and their checkpoints are set
+        aside, because training repeats them.
         """
         is_resumed = self.resume()
         resume_step = self.global_step if is_resumed else None
@@ -327,7 +328,11 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_rewards(self, batch: DataProto) -> DataProto:
-        """Add the rewards per token and per turn. A KL penalty reduces ``token_level_rewards``."""
+        """Add the rewards per token and per turn to ``batch``.
+
+        ``token_level_scores`` and ``step_rewards`` (per turn) come from the reward function.
+        ``token_level_rewards`` are the scores, minus the KL penalty if it is enabled.
+        """
         with self.clock.measure_part("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
@@ -348,7 +353,10 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
-        """Add ``row_shares`` [B]: the weight of each row, for loss means over sequences."""
+        """Add ``row_shares`` [B]: the weight of each row, for loss means over sequences.
+
+        A sequence is a row, or all rows of a trajectory (``algorithm.row_weight``).
+        """
         batch.batch["row_shares"] = compute_row_shares(
             batch.non_tensor_batch["traj_uid"],
             self.config.algorithm.row_weight,
@@ -445,9 +453,10 @@ class RayPPOTrainer(Generic[TasksT]):
             self.checkpoints.save(self.global_step, self.write_state, state)
 
     def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Start to write the state of the workers; return a function that waits for the files.
+        """Start to write the state of the workers below ``directory``.
 
-        The journal is flushed first, so that it has every step of the checkpoint.
+        The returned function flushes the journal (metrics and trajectories) and then waits until
+        the state is written. So the journal contains every step that a checkpoint contains.
         """
         wait_for_workers = self.workers.save_checkpoint(directory)
 

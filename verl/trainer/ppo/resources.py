@@ -96,7 +96,8 @@ class TrainingWorkers:
         is_balanced: assign the rows of forward passes to ranks by their numbers of tokens.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
-        sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
+        sends_adapter: a weight sync sends only the LoRA adapter. The first one also sends the
+            weights of the base model.
         actor_computes_reference: the reference policy is the actor without its LoRA adapter.
         prefix_tree: as in ``verl.trainer.ppo.minibatch_sharding.split_rows``.
     """
@@ -128,7 +129,11 @@ class TrainingWorkers:
         sends_adapter: bool = False,
         actor_computes_reference: bool = False,
     ) -> "TrainingWorkers":
-        """Start the groups of ``specs``, load their models one by one, and wait for engines."""
+        """Start the groups of ``specs``, load their models one after another, and wait for engines.
+
+        Roles that share processes start as one group. Engines that share GPUs with the groups load
+        before the groups. Other engines load at the same time as the groups.
+        """
         engines_share_devices = pools.is_pool_shared(Role.Actor, Role.Rollout)
         load_engines_first = engines_share_devices and pools.use_gpu
         if load_engines_first:
@@ -212,9 +217,12 @@ class TrainingWorkers:
     def sync_weights(self, version: int, is_updated: bool = False) -> dict[str, float]:
         """Send the actor's weights to the engines as version ``version``, not through the driver.
 
-        Returns ``perf/weight_sync_bytes``: the bytes that each engine received. Raises
-        ``WeightSyncError`` if an engine lacks weights, or if an update (``is_updated``) changed
-        none.
+        ``is_updated`` states that the optimizer took a step with a gradient since the last sync.
+        Returns ``perf/weight_sync_bytes``: the bytes that each engine received.
+
+        Raises:
+            WeightSyncError: an engine did not receive all weights, or the weights did not change
+                since the last sync although ``is_updated`` is True.
         """
         num_bytes = 0
         if self.sends_adapter and not self._is_base_sent:
@@ -242,7 +250,11 @@ class TrainingWorkers:
         return sent_fingerprints
 
     def _send_weights(self, version: int) -> list[dict[str, int]]:
-        """Send all weights; those of the base model if later syncs send only the LoRA adapter."""
+        """Send all weights by the transport of the run (``weight_transfer``).
+
+        In a run whose weight syncs send only the LoRA adapter, these are the weights of the base
+        model, which the first sync sends.
+        """
         if self.weight_transfer == "store":
             return self._send_by_object_store("export_weights", "update_weights", version)
         send_refs = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)
@@ -285,7 +297,10 @@ class TrainingWorkers:
         }
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Start to write the state of actor and critic; return a function that waits for it."""
+        """Copy the state of actor and critic, and start to write it below ``directory``.
+
+        The returned function waits for all ranks and returns the files that each rank wrote.
+        """
         self.actor_group.save_checkpoint(str(directory / "actor"))
         if self.critic_group is not None:
             self.critic_group.save_checkpoint(str(directory / "critic"))
@@ -336,7 +351,10 @@ def _get_sleep_level(sends_adapter: bool) -> int:
 def verify_weights_received(
     fingerprints: WeightFingerprints, received_checksums: Sequence[Mapping[str, int]], version: int
 ) -> None:
-    """Raise ``WeightSyncError`` unless every engine received the weights that were sent."""
+    """Raise ``WeightSyncError`` unless every engine received the weights that were sent.
+
+    ``received_checksums`` has, for each engine, the checksums of the received tensors by name.
+    """
     for worker_number, checksums in enumerate(received_checksums):
         sent_weights = fingerprints.sent_weights
         differing_names = [
@@ -357,7 +375,11 @@ def verify_weights_changed(
     fingerprints_after: WeightFingerprints,
     version: int,
 ) -> None:
-    """Raise ``WeightSyncError`` if an update that must have changed weights changed none."""
+    """Raise ``WeightSyncError`` if an update that must have changed weights changed none.
+
+    With ``fingerprints_before`` None, nothing is checked. The error message names the weights by
+    ``version``.
+    """
     if (
         fingerprints_before is not None
         and fingerprints_before.master_weights == fingerprints_after.master_weights
@@ -370,7 +392,11 @@ def verify_weights_changed(
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return True if the update changed weights: ``lr``, gradient, and a step not skipped."""
+    """Return True if the policy update with these metrics must have changed weights.
+
+    At least one optimizer step was neither skipped nor without gradient, and the learning rate is
+    not 0.
+    """
     num_steps = metrics.get("actor/optimizer_steps", 0.0)
     num_skipped_steps = metrics.get("actor/skipped_steps", 0.0)
     num_zero_steps = metrics.get("actor/zero_steps", 0.0)

@@ -51,7 +51,11 @@ def make_token_row(record: Mapping[str, Any]) -> SFTRow:
 
 
 def read_records(data: SFTDataConfig, split: str) -> list[Record]:
-    """Return the records (messages, or token ids with loss weights) of the files of ``split``."""
+    """Return the records of the files of ``split`` (``train`` or ``val``).
+
+    A record has messages, or token ids with loss weights. Raises ``InvalidRowError`` if a file
+    cannot be read, or if a row has neither.
+    """
     files = data.val_files if split == "val" else data.train_files
     return [
         {**_parse_record(row, data.messages_key), LOCATION_KEY: row.row_location}
@@ -101,7 +105,11 @@ def plan_batches(
     seed: int,
     shuffle: bool = True,
 ) -> list[list[int]]:
-    """Return the row indices of every step: batches of about ``tokens_per_batch`` tokens."""
+    """Return the row indices of every optimizer step: batches of about ``tokens_per_batch`` tokens.
+
+    If given, ``total_steps`` replaces ``epochs``. The row order of an epoch depends only on
+    ``seed`` and the number of the epoch.
+    """
     if not lengths:
         raise ValueError("lengths is empty: there are no rows to train on")
 

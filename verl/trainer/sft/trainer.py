@@ -165,7 +165,10 @@ class SFTTrainer:
         }
 
     def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
-        """Return the micro-batches of the rows of this rank. All ranks return equally many."""
+        """Return the micro-batches of the rows of this rank.
+
+        All ranks return the same number of micro-batches, so some may be empty.
+        """
         rows_per_rank = partition_rows([len(row) for row in rows], world_size())
         rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = make_micro_batches(
@@ -179,7 +182,10 @@ class SFTTrainer:
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
     def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSumsByName) -> torch.Tensor:
-        """Return the sum of ``weight * -log p`` of ``rows``, and add its parts to ``sums``."""
+        """Return the sum over the tokens of ``rows`` of ``weight * -log p``.
+
+        Add this sum, the sum of the weights, and the loss and number of agent tokens to ``sums``.
+        """
         device = self.engine.device
         packed = pack_rows([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
@@ -215,7 +221,11 @@ class SFTTrainer:
 
 
 def compute_mean_losses(sums: LossSumsByName, prefix: str) -> dict[str, float]:
-    """Return ``<prefix>/{loss,agent_loss}``: means over all ranks, which must all call it."""
+    """Return ``<prefix>/loss`` and ``<prefix>/agent_loss``, means over the tokens of all ranks.
+
+    ``sums`` are the summed losses and weights of this rank, by name. All ranks must call the
+    function. ``agent_loss`` is omitted if there are no tokens of the agent.
+    """
     rank_sums = [sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
     loss_sum, weight_sum, agent_loss_sum, num_agent_tokens = sum_over_ranks(rank_sums)
     means = {f"{prefix}/loss": loss_sum / weight_sum}
