@@ -166,8 +166,8 @@ def _hidden_launcher_variables() -> Iterator[None]:
 class TrackingService:
     """Connection to a tracking service, such as wandb. After its first failure it sends nothing.
 
-    TensorBoard hides the values of an earlier start for ``first_step`` and later steps, which
-    training repeats (None: no values).
+    TensorBoard hides the values that an earlier start of the run sent for ``first_step`` and later
+    steps, because training repeats these steps. With None it hides nothing.
     """
 
     def __init__(

@@ -26,7 +26,10 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Set the file name of an ``OSError`` of the block that has none, as for a full disk."""
+    """Set the file name of an ``OSError`` that the ``with`` block raises, if it has none.
+
+    Errors of a full disk, for example, have no file name.
+    """
     try:
         yield
     except OSError as error:
@@ -48,7 +51,7 @@ def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
     """Yield a new UTF-8 text file, which replaces ``path`` at the end of the ``with`` block.
 
     If the block raises, ``path`` is unchanged. Parent directories are created. Raises ``OSError``
-    if ``path`` is a device, a pipe or a directory.
+    if ``path`` is a device, a pipe or a directory: a rename would delete it.
     """
     with (
         replace_atomically(path) as partial_path,
@@ -188,7 +191,10 @@ def _find_foreign_file(directory: Path) -> str:
 
 
 def _compute_fingerprint(path: Path) -> str:
-    """Return a text with size and SHA-256 digest (if not large) of a file; "" for a link."""
+    """Return a text with size and SHA-256 digest of a file; "" for a link or a missing file.
+
+    The digest is omitted for files of more than ``MAX_HASHED_BYTES``.
+    """
     if path.is_symlink() or not path.is_file():
         return ""
     size = path.stat().st_size
@@ -201,8 +207,9 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     """Yield an empty directory, which replaces ``target`` at the end of the ``with`` block.
 
     If the block raises, ``target`` is unchanged. Raises ``ConfigError`` if ``target`` has files
-    that this function did not write, unless ``overwrite`` is set. Readers see a complete version,
-    even if several processes publish. Without ``renameat2``, ``target`` is missing for a moment.
+    that this function did not write, unless ``overwrite`` is set. Readers always see a complete
+    version, even if several processes publish. On systems without ``renameat2`` (only Linux has
+    it), ``target`` does not exist for a moment.
     """
     target = Path(target)
     require_replaceable_directory(target, "target", overwrite)

@@ -112,7 +112,10 @@ def _push_partition(
 
 
 def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Move the shortest row of the fullest part to each empty part."""
+    """Move the shortest row of the part with most rows to each empty part.
+
+    Parts can be empty if rows have length 0.
+    """
     for part in parts:
         if not part:
             fullest_part = max(parts, key=len)

@@ -82,7 +82,11 @@ def draw_table(run: RunData, table: MetricTable) -> TextTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw a chart with one point for each line of the last values of ``scatter.table``."""
+    """Draw a chart with one point for each line of a table of metrics.
+
+    The metrics of ``scatter.table`` are named ``PREFIX/NAME/KEY``, with one line per ``NAME``. The
+    keys ``scatter.x`` and ``scatter.y`` select the coordinates. The last logged values are drawn.
+    """
     values = run.get_last_metrics(f"{scatter.table.prefix}/")
     names = scatter.table.line_names(values)
     points = [_make_scatter_point(scatter, name, values) for name in names]
@@ -296,7 +300,10 @@ def draw_token_usage_section(run: RunData) -> DrawnSection:
 
 
 def select_parts_of_step_time(run: RunData) -> list[TimePart]:
-    """Return the parts of a training step whose logged times add up to the time of the step."""
+    """Return the parts of a training step whose logged times add up to the time of the step.
+
+    If parts of the rollout (generation, environments, ...) were logged, they replace the rollout.
+    """
     logged_parts = [part for part in TIME_PARTS if part.metric in run.metric_names]
     if any(part.metric == "timing_s/gen_engine" for part in logged_parts):
         return [part for part in logged_parts if part.metric != ROLLOUT_TIME]
