@@ -57,7 +57,10 @@ class TrajectoryRow:
 
     @property
     def response_end(self) -> int:
-        """Index after the last turn or summary. No turn follows later tokens: they are dropped."""
+        """Index after the last token of the last turn, or of the summary that ends the row.
+
+        Later tokens of the ledger are dropped, because no turn follows them.
+        """
         return self.turn_and_summary_spans[-1][1] if self.turn_and_summary_spans else 0
 
 

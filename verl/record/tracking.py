@@ -108,7 +108,10 @@ def _is_number(value: object) -> bool:
 
 
 def prepare_metrics_file(path: Path, resume_step: int | None) -> None:
-    """Remove the lines of steps after ``resume_step`` from ``path``; None: rename the file."""
+    """Remove the lines of steps after ``resume_step`` from the metrics file ``path``.
+
+    If ``resume_step`` is None, a new run starts. An existing file is then renamed.
+    """
     if not path.exists():
         return
     if resume_step is None:

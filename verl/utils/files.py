@@ -39,7 +39,7 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 
 def rename_with_number(path: Path) -> Path:
-    """Rename ``a.jsonl`` to ``a.<n>.jsonl`` with the lowest unused n, and return the new path."""
+    """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest unused n; return the new path."""
     number = 1
     while (new_path := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
@@ -175,7 +175,10 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str) -> None:
 
 
 def _find_foreign_file(directory: Path) -> str:
-    """Return the name of a file that ``publish_directory`` did not write, or that changed since."""
+    """Return the name of a file that ``publish_directory`` did not write, or "" if there is none.
+
+    A file that was changed after ``publish_directory`` also counts.
+    """
     fingerprint_by_name = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         file_list = json.loads((directory / FILE_LIST_NAME).read_text(encoding="utf-8"))

@@ -55,8 +55,8 @@ def compute_fingerprint(
     """Return a weighted sum of evenly spaced values of a tensor, whose bits are read as integers.
 
     The weight of a value depends on its position, so that exchanged values change the sum. Values
-    are cast to ``dtype`` first. With integers, the result does not depend on the device or the
-    number of threads.
+    are cast to ``dtype`` first. The arithmetic uses integers, so the result does not depend on the
+    device or the number of threads.
     """
     import torch
 

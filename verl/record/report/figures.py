@@ -249,7 +249,10 @@ def _draw_success_chart(run: RunData) -> Chart:
 
 
 def _draw_tokens_chart(run: RunData) -> Chart:
-    """Draw held-out success against tokens per episode, from the second validation on."""
+    """Draw held-out success against tokens per episode, one point per validation.
+
+    The chart is empty if there is only one validation.
+    """
     tokens_by_step = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
     steps, rates = run.metric_points("val/success_rate")
     pairs = [pair for pair in zip(steps, rates, strict=True) if pair[0] in tokens_by_step]

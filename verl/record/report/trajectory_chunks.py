@@ -91,9 +91,9 @@ def select_files_within_budget(
 ) -> list[RolloutFile]:
     """Select the rollout files that the page contains, with at most ``budget`` bytes in total.
 
-    If all ``files`` are too large, every n-th and the last file of each kind are selected. n is the
-    smallest of 2, 4, 8, ... that is sufficient. The first and the last file of each kind are always
-    selected.
+    All ``files`` are selected if they are small enough. Otherwise every n-th file and the last file
+    of each kind are selected. n is the smallest of 2, 4, 8, ... that is sufficient. The first and
+    the last file of each kind are always selected, even if they alone exceed ``budget``.
     """
     selected_files = list(files)
     stride = 1
