@@ -20,7 +20,10 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One turn of an agent: its text and its sampled tokens, with a log-prob (or NaN) per token."""
+    """One turn of an agent: its text and its sampled tokens, with one log-prob per token.
+
+    A log-prob that the engine did not return is NaN.
+    """
 
     text: str
     token_ids: list[int]
@@ -54,7 +57,10 @@ class TextAgent(Protocol):
     def get_action(
         self, messages: list[Message], agent_state: Any
     ) -> tuple[Action | str, Any] | Action | str:
-        """Return an action, alone or in a pair with the ``agent_state`` of the next call."""
+        """Return the action of the next turn, alone or in a pair (action, state).
+
+        ``agent_state`` is the state that the previous call returned, None at the first turn.
+        """
         ...
 
 

@@ -80,7 +80,10 @@ class EndpointServer:
 
     @contextlib.asynccontextmanager
     async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
-        """Serve ``session`` under a new API key until its reward or the end of the block."""
+        """Context manager that serves ``session`` under a new API key and yields its address.
+
+        The key is valid until the reward is posted or the ``with`` block ends.
+        """
         base_url = await self._ensure_listening()
         key = secrets.token_urlsafe(API_KEY_BYTES)
         self._sessions[key] = session
@@ -186,8 +189,9 @@ class ConnectionLimiter:
 
     It is passed to ``loop.create_server`` and wraps an aiohttp ``web.Server``. Without a limit,
     clients without a key could use up all file descriptors of the process. At most half of the
-    descriptors and ``MAX_CONNECTIONS`` are used. A further connection replaces the oldest one that
-    never sent a request with a valid key. If there is none, it is closed immediately.
+    descriptors and at most ``MAX_CONNECTIONS`` are used. A further connection replaces the oldest
+    one that never sent a request with a valid key. If there is none, the new connection is closed
+    immediately.
     """
 
     def __init__(self, server: web.Server) -> None:
@@ -213,7 +217,10 @@ class ConnectionLimiter:
         return _RejectedConnection()
 
     def mark_connection_authenticated(self, request: web.BaseRequest) -> None:
-        """Record that the connection of ``request`` has sent a valid key."""
+        """Record that the connection of ``request`` has sent a valid key.
+
+        The server does not close it when the limit of open connections is reached.
+        """
         self._trusted_connections.add(request.protocol)
 
 
@@ -225,7 +232,10 @@ class _RejectedConnection(asyncio.Protocol):
 
 
 def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
-    """Parse the reward and the success in ``body``. Raises ``RequestRefusedError``."""
+    """Parse the reward and the success in ``body``. Raises ``RequestRefusedError``.
+
+    Without the key ``won``, the episode is a success if the reward is above 0.
+    """
     for key, value in body.items():
         if key not in ("reward", "won"):
             raise build_value_refusal(key, value, "unknown key", "`reward`, `won`", f"remove {key}")

@@ -4,8 +4,9 @@
                               ◀──text──────          ◀── ledger ◀──tokens────────
                               ──reward─────▶ end of the trajectory
 
-Every request is a turn. Every dialogue is a row. An agent that fails before it posts a reward
-aborts the trajectory, unless its last request was refused for a limit: this is a truncation.
+Every request is a turn. Every dialogue (requests that continue each other) is a row. An agent that
+fails before it posts a reward aborts the trajectory. If its last request was refused for a turn or
+token limit, the episode counts as truncated instead.
 """
 
 import asyncio
@@ -147,7 +148,10 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
         return _make_reply(dialogue, result, turn_start, request)
 
     async def _answer_with_untrained_model(self, request: ChatRequest) -> Reply:
-        """Sample the reply to a request for an untrained model, which is not recorded."""
+        """Sample the reply to a request that names a model that is not trained.
+
+        The reply is sent to the agent, but it is not recorded in the trajectory.
+        """
         number = self._num_untrained_replies
         self._num_untrained_replies += 1
         context = self.context
@@ -180,7 +184,11 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
             )
 
     def _open_turn_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the conversation of turn ``step``; a limit truncates the episode."""
+        """Return the conversation in which the policy takes turn ``step``.
+
+        Raises ``RequestRefusedError``. After a refusal for a turn or token limit the episode counts
+        as truncated, unless the agent continues.
+        """
         max_steps = self.context.settings.max_steps
         num_turns = step - self._num_cancelled_turns
         if num_turns >= max_steps:
@@ -203,7 +211,11 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
     def _open_dialogue(
         self, dialogues: EpisodeDialogues, request: ChatRequest, step: int
     ) -> Dialogue:
-        """Return the conversation that ``request`` continues, or a new one."""
+        """Return the conversation that ``request`` continues, or a new one.
+
+        Raises ``RequestRefusedError`` beyond the limit of tokens, and if the chat template does not
+        support the messages.
+        """
         try:
             dialogue = dialogues.open_request_dialogue(request.messages, step, request.tools)
         except UnsupportedTemplateError as error:
@@ -262,7 +274,10 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
 
     def _renumber_turns(self, turns: Sequence[Turn]) -> None:
-        """Remove the gaps of cancelled requests, because estimators compare neighbours."""
+        """Number ``turns`` from 0 without gaps, which cancelled requests leave.
+
+        Estimators read turns with consecutive numbers as consecutive states.
+        """
         if len(turns) == self._num_turns:
             return
         numbers = {turn.step: number for number, turn in enumerate(turns)}

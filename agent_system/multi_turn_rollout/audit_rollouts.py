@@ -41,7 +41,11 @@ class SampledAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecisionPoint:
-    """Audited turn; ``actions`` are the options, the original first, or empty for levels."""
+    """Turn of a trajectory at which an audit executes every option.
+
+    ``actions`` are the options of an audit without levels, the original action first. They are
+    empty if the options are the thinking levels.
+    """
 
     trajectory: Trajectory
     turn: Turn
@@ -52,9 +56,9 @@ class DecisionPoint:
 class AuditRollouts(NamedTuple):
     """Result of the rollouts of a credit audit.
 
-    ``points``: the audited turns. ``data``: rows of the original trajectories for the rollout log.
-    ``scored``: the same rows with log-probs and entropies of each action after the thoughts of all
-    levels.
+    ``points``: the audited turns, with the returns of each option. ``data``: rows of the original
+    trajectories for the rollout log. ``scored``: the same rows with log-probs and entropies of each
+    action after the thoughts of all levels.
     """
 
     data: DataProto
@@ -67,8 +71,9 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    These are turns with a scored thought at each level, or without levels turns that were not cut.
-    ``data`` has the turn records of ``trajectories``.
+    In an audit of thinking levels these are turns with a scored thought at each of the four levels.
+    Without levels they are turns that were not cut by a length limit. ``data`` has the turn records
+    of ``trajectories``.
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {
@@ -129,7 +134,9 @@ def measure_option_returns(
 ) -> list[AuditedTurn]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
 
-    A point is dropped if one of its rollouts failed, for example because of another state.
+    An option is a thinking level or an action. The result has the returns of these rollouts. A
+    point is dropped if one of its rollouts failed, for example because the state was not
+    reproduced.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     branches = _generate_branches_in_chunks(specs_by_point, generate)
@@ -183,10 +190,10 @@ def _generate_branches_in_chunks(
     points_per_call = max(1, ROLLOUTS_PER_CALL // num_specs)
     for first in range(0, len(specs_by_point), points_per_call):
         points = specs_by_point[first : first + points_per_call]
-        specs = [spec for point_specs in points for spec in point_specs]
+        specs = [spec for specs_of_point in points for spec in specs_of_point]
         branches = iter(generate([replace(spec, index=index) for index, spec in enumerate(specs)]))
-        for point_specs in points:
-            yield list(itertools.islice(branches, len(point_specs)))
+        for specs_of_point in points:
+            yield list(itertools.islice(branches, len(specs_of_point)))
 
 
 def make_branch_spec(
@@ -220,7 +227,12 @@ def _get_turn_ids(trajectory: Trajectory, turn: Turn) -> tuple[int, ...]:
 
 
 def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return scores of the four levels by kind, higher for better; ``deeper`` is a baseline."""
+    """Return the scores of the four thinking levels at one turn, as a dict by kind of score.
+
+    The kinds are log-prob, probability and negative entropy of the turn's action, computed after
+    the thought of each level. A level with a higher score is rated as better. The kind ``deeper``
+    is the number of the level, as a baseline.
+    """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in SCORE_KEYS

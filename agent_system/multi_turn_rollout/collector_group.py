@@ -106,7 +106,10 @@ class CollectorGroup:
         return worker
 
     def _build_client_name(self, number: int) -> str:
-        """Return the client name at the rollout workers, another one for each replacement."""
+        """Return the name under which collector ``number`` sends requests to the rollout workers.
+
+        A replacement has another name, so that it does not get results of its predecessor.
+        """
         name, num_replacements = build_collector_name(number), self._num_replacements[number]
         return f"{name}.{num_replacements}" if num_replacements else name
 
@@ -173,7 +176,11 @@ class CollectorGroup:
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
 
     def _start_remote_collect(self, number: int, method: str, *args: Any) -> Any:
-        """Call ``method`` of a collector; return the Ray reference of copies without texts."""
+        """Call ``method`` of collector ``number``, which generates trajectories.
+
+        Return the Ray reference of their copies without texts. The reference of the whole
+        trajectories is kept for ``_link_stored_trajectories``.
+        """
         call = self._remote_workers[number].collect_and_separate_texts.options(num_returns=2)
         ref_without_texts, self._stored_refs[number] = call.remote(method, *args)
         return ref_without_texts
@@ -185,7 +192,11 @@ class CollectorGroup:
             link_stored_trajectories(result.trajectories, source)
 
     def _wait_for_stored_trajectories(self, number: int, name: str) -> None:
-        """Wait for copies of whole trajectories on this node; raise ``WorkerDiedError`` if lost."""
+        """Wait until the whole trajectories of collector ``number`` are on this node.
+
+        Then they remain available if the collector or its node dies. Raises ``WorkerDiedError`` if
+        they were lost with the node of the collector.
+        """
         ref = self._stored_refs[number]
         ready_refs, _ = ray.wait([ref], timeout=REQUEST_TIMEOUT_S)
         if not ready_refs:
@@ -358,7 +369,10 @@ def _merge_results(
 
 
 def _check_equal_start_states(collected: CollectedTrajectories) -> CollectedTrajectories:
-    """Return ``collected`` after the check, and log a warning about failed trajectories."""
+    """Return ``collected`` unchanged, and log a warning about failed trajectories.
+
+    Raises ``GroupMismatchError`` if members of a group started from different states.
+    """
     trajectories = collected.trajectories
     assert_same_start_states(
         [t.spec.uid for t in trajectories], [t.start_state for t in trajectories]

@@ -55,8 +55,8 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 class CollectedTrajectories:
     """Result of a rollout: trajectories, times in seconds, and counts of replaced processes.
 
-    ``rollout_s`` ends with the last episode, and ``thoughts_s`` is the time from then to the end of
-    the last alternative thought.
+    ``rollout_s`` is the time from the start of the call to the end of the last episode.
+    ``thoughts_s`` is the time from then to the end of the last alternative thought.
     """
 
     trajectories: list[Trajectory]

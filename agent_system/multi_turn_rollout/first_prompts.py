@@ -63,8 +63,8 @@ def check_template_tokens(
 ) -> None:
     """Check that first prompts have the same tokens as ``apply_chat_template``.
 
-    With ``append`` history, also check the tokens after the first of ``observations`` and a turn.
-    Raises ``UnsupportedTemplateError`` if tokens differ.
+    With ``append`` history, also check the tokens between the turns of a conversation that begins
+    with the first of ``observations``. Raises ``UnsupportedTemplateError`` if tokens differ.
     """
     for prompt_index, (bridge, messages, _) in enumerate(
         _build_first_prompts(config, tokenizer, observations)
@@ -137,8 +137,8 @@ def shorten_task(
 ) -> Task:
     """Return ``task`` with a shortened first observation, so that its prompt fits the limit.
 
-    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLongError`` if even the rest is
-    too long.
+    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLongError`` if the prompt is
+    too long even without the text of the observation.
     """
     max_tokens = config.data.max_prompt_length
     for _ in range(MAX_CUT_ATTEMPTS):

@@ -57,7 +57,10 @@ class TrajectoryRow:
 
     @property
     def response_end(self) -> int:
-        """Index after the last turn or summary. No turn follows later tokens: they are dropped."""
+        """Index after the last token of the last turn, or of the summary that ends the row.
+
+        Later tokens of the ledger are dropped, because no turn follows them.
+        """
         return self.turn_and_summary_spans[-1][1] if self.turn_and_summary_spans else 0
 
 
@@ -100,7 +103,10 @@ def select_groups_with_differing_returns(
 
 
 def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
-    """Return the rows of ``trajectories`` in order: one per conversation, at least one."""
+    """Return the rows of ``trajectories`` in order: one per conversation of a trajectory.
+
+    A trajectory without any turn gives one row without sampled tokens.
+    """
     rows: list[TrajectoryRow] = []
     for trajectory in trajectories:
         # Skip a ledger (the tokens of one row) without a turn: with ``window`` history, the turn
@@ -250,7 +256,10 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
 
 
 def load_or_make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
-    """Return one record per turn of ``row``; stored ones are loaded at the first access."""
+    """Return one record per turn of ``row``, with its texts, level and reward.
+
+    If the whole trajectory is in Ray's object store, they are loaded at the first access.
+    """
     if row.trajectory.stored is not None:
         return row.trajectory.stored.get_turn_records(row.number)
     return [make_turn_record(turn) for turn in row.turns]
@@ -281,7 +290,10 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
 
 
 def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
-    """Return the turns of every row with their levels, thoughts, actions and positions."""
+    """Return the turns of every row with their levels, thoughts, actions and token positions.
+
+    Raises ``ValueError`` if a turn was not parsed into level, thought and action.
+    """
     return [[_build_row_turn(row.tokens.ids, turn) for turn in row.turns] for row in rows]
 
 

@@ -120,7 +120,11 @@ class PartialRollouts:
         return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Restart at most ``num_groups`` groups of a checkpoint. Raises ``InvalidStateError``."""
+        """Restart at most ``num_groups`` of the groups ``names`` of a checkpoint.
+
+        Their rollouts begin again, together with the next batch. Raises ``InvalidStateError`` for
+        something else than a list of names.
+        """
         are_names = isinstance(names, list) and all(
             isinstance(name, str) and _GROUP_NAME.fullmatch(name) for name in names
         )

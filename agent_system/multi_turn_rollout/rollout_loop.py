@@ -93,9 +93,10 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows, and log-probs and entropies of requested actions.
+        """Return old log-probs of rows, and scores (log-probs and entropies) of requested actions.
 
-        The column ``spans`` requests them in the row, ``branches`` after alternative thoughts.
+        The column ``spans`` requests scores of actions in the row, ``branches`` scores of the same
+        actions after alternative thoughts (at other thinking levels).
         """
         ...
 
@@ -142,14 +143,14 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate trajectories for the tasks of ``gen_batch`` or ``panel_batch``; return their
-        rows.
+        """Generate trajectories for a batch of tasks, and return their rows.
 
-        ``actor_rollout_wg`` has ``rollout_workers``. If it also has ``compute_log_prob``, the
-        credit of RLVCR is computed here. The result's ``meta_info`` contains ``metrics``,
-        ``timing`` (seconds) and ``tasks``: the tasks of the returned rows, which replace those of a
-        batch that failed. Validation samples no alternative thoughts. It keeps failed trajectories,
-        but rates do not count them.
+        ``gen_batch`` is ``envs.gen_batch`` or ``envs.panel_batch``. ``actor_rollout_wg`` has
+        ``rollout_workers``. If it also has ``compute_log_prob``, the credit of RLVCR is computed
+        here. The result's ``meta_info`` contains ``metrics``, ``timing`` (seconds) and ``tasks``.
+        These are the tasks of the returned rows: if all tasks of ``gen_batch`` failed, other tasks
+        were used. Validation samples no alternative thoughts. It keeps failed trajectories, but
+        rates such as the success rate do not count them.
 
         Raises:
             RuntimeError: No trajectory can be trained on, also after trying other tasks.
@@ -333,7 +334,10 @@ class TrajectoryCollector:
         return add_thinking_advantages(data, self.config)
 
     def state(self) -> dict[str, Any]:
-        """Return groups in flight, and steps since each thinking level was last sampled."""
+        """Return the state for a checkpoint.
+
+        It has the groups in flight, and the steps since each thinking level was last sampled.
+        """
         return {
             "under_way": self.partial_rollouts.group_names(),
             "levels_unseen": self.collapse_detector.state(),
@@ -397,7 +401,11 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         settings: RolloutSettings,
     ) -> CollectedTrajectories:
-        """Generate as many groups as ``gen_batch`` has: with ``carry_over`` the first to finish."""
+        """Generate as many groups as ``gen_batch`` has.
+
+        With ``env.rollout.carry_over`` these are the first groups that finish. They may have been
+        started in earlier calls.
+        """
         if not self.partial_rollouts.num_groups:
             return self._generate_batch(gen_batch, actor_rollout_wg, settings)
         full_batch = self.partial_rollouts.add_groups(gen_batch, envs)

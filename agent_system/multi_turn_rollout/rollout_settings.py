@@ -108,7 +108,10 @@ class RolloutSettings:
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
-        """Return the prompts of the environment ``package``, with ``level_prompts`` in them."""
+        """Return the prompts of the environment ``package``.
+
+        The texts in ``level_prompts`` replace the descriptions of thinking levels in them.
+        """
         settings = read_env_settings(env_config)
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
@@ -172,7 +175,8 @@ def check_level_prompts(config: PPOConfig, package: EnvPackage) -> None:
 def check_compaction(config: PPOConfig, package: EnvPackage) -> None:
     """Raise ``ValueError`` if ``env.compact`` enables summaries that ``package`` does not support.
 
-    An agent behind the endpoint chooses its messages itself, and a summary contains no images.
+    An agent behind the endpoint does not support them, because it chooses its messages itself.
+    Observations with images do not, because a summary contains no images.
     """
     if not config.env.compact.enable:
         return

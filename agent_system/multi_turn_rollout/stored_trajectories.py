@@ -86,7 +86,10 @@ class StoredTurnRecords(TurnRecords):
 def link_stored_trajectories(
     trajectories_without_texts: Sequence[Trajectory], source: StoredTrajectories
 ) -> None:
-    """Link each of ``trajectories_without_texts`` with its whole trajectory in ``source``."""
+    """Link each of ``trajectories_without_texts`` with its whole trajectory in ``source``.
+
+    Both have the same trajectories in the same order.
+    """
     for index, trajectory in enumerate(trajectories_without_texts):
         trajectory.stored = TrajectoryReference(source, index)
 
@@ -97,7 +100,10 @@ def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def get_stored_record_reference(records: object) -> StoredTurnRecords | None:
-    """Return the stored turn records in ``records``, a value of the column ``steps``, or None."""
+    """Return the reference to turn records in Ray's object store, if ``records`` has one.
+
+    ``records`` is a value of the column ``steps``. Return None if it contains the records itself.
+    """
     records = records.records if isinstance(records, CreditedTurns) else records
     return records if isinstance(records, StoredTurnRecords) else None
 

@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """Objects that all trajectories of one rollout share.
+    """Objects that all trajectories of one rollout share, such as prompts and the sampler.
 
-    ``codec`` parses thinking levels, ``alternatives`` samples alternative thoughts. They are None
-    if levels or such thoughts are not requested.
+    ``codec`` parses thinking levels. It is None if levels are not requested. ``alternatives``
+    samples alternative thoughts. It is None if they are not requested.
     """
 
     settings: RolloutSettings
@@ -299,7 +299,11 @@ def _make_replayed_result(token_ids: Sequence[int]) -> SamplingResult:
 async def generate_alternative_thinking_levels(
     context: RolloutContext, trajectory: Trajectory, turn: Turn
 ) -> None:
-    """Sample thoughts at other levels for the prompt of ``turn``, unless it is malformed."""
+    """Sample thoughts at other thinking levels for ``turn``, and store them in the turn.
+
+    They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
+    action, or if the settings request no such thoughts.
+    """
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:
         return
@@ -363,7 +367,10 @@ class _AlternativeThoughtsRequest:
 async def _sample_shared_thoughts(
     sampler: AlternativeThoughtSampler, members: Sequence[_AlternativeThoughtsRequest]
 ) -> None:
-    """Sample one thought at each level that ``members`` need, and store it in their turns."""
+    """Sample one thought at each level that a turn in ``members`` needs, and store it in the turns.
+
+    All turns in ``members`` have equal prompts, so they share the thoughts.
+    """
     first = members[0]
     spec = first.trajectory.spec
     shared_thoughts = await sampler.sample_thoughts(

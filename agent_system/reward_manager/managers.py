@@ -76,7 +76,10 @@ REWARD_MANAGERS: dict[str, RewardManagerFactory] = {}
 
 
 def register(*names: str) -> Callable[[M], M]:
-    """Return a decorator that registers a reward manager class under ``names``."""
+    """Return a decorator that registers a reward manager class under ``names``.
+
+    A later registration of a name replaces an earlier one.
+    """
 
     def register_class(cls: M) -> M:
         REWARD_MANAGERS.update(dict.fromkeys(names, cls))
@@ -463,7 +466,8 @@ def compute_relative_lengths(
     """Return ``sigmoid(z)`` for each trajectory, by ``traj_uid``.
 
     z is the number of sampled tokens minus the mean over the group's successful trajectories,
-    divided by their (population) standard deviation. z is 0 if this is 0, or without successes.
+    divided by their (population) standard deviation. z is 0 if the successful trajectories have
+    equal lengths, or if there are fewer than two.
 
         successes with 10 and 30 tokens: mean 20, std 10, so sigmoid(-1) = 0.27, sigmoid(1) = 0.73
     """

@@ -66,7 +66,10 @@ def is_number(value: object) -> bool:
 def compute_weighted_sum(
     rewards: Mapping[str, float], weights: Mapping[str, float], source: str
 ) -> float:
-    """Return the sum of ``rewards`` times ``weights``; ``ValueError`` for a missing reward."""
+    """Return the sum of the rewards ``rewards`` times their ``weights``.
+
+    A reward without a weight is ignored. Raises ``ValueError`` for a weight without a reward.
+    """
     missing_names = [name for name in weights if name not in rewards]
     if missing_names:
         available = ", ".join(sorted(rewards)) or "none"

@@ -70,7 +70,10 @@ def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
 
 
 def find_padding_token_id(tokenizer: object) -> int:
-    """Return the id that pads rows: the padding token, else the end-of-sequence token."""
+    """Return the id that pads rows: the padding token, else the end-of-sequence token.
+
+    Raises ``ValueError`` if the tokenizer has neither.
+    """
     # Not in the protocols: transformers resolves them in __getattr__, which type checkers ignore.
     for name in ("pad_token_id", "eos_token_id"):
         token_id = getattr(tokenizer, name, None)
@@ -172,13 +175,14 @@ class ChatBridge:
     def compute_added_prompt_ids(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, next_prompt: str
     ) -> tuple[int, ...] | None:
-        """Return the tokens that the next prompt adds to a row, or None if it begins otherwise.
+        """Return the tokens that the next prompt adds to a row.
 
         ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``. Both prompts
         are results of ``render_with_token_marks``. The next prompt continues the row if it begins
         with the text or with the tokens of the row. They can differ, because a policy can sample
         other tokens than the tokenizer writes for the same text. Equal text is not enough if a
-        token of the prompt would cross the end of the row.
+        token of the prompt would cross the end of the row. Return None if the prompt does not
+        continue the row.
         """
         # Compare marked texts, in which text of a user never equals a control token of the
         # template.
@@ -195,7 +199,10 @@ class ChatBridge:
         return ids[len(row_ids) :] if ids[: len(row_ids)] == tuple(row_ids) else None
 
     def merge_system_message(self, messages: Sequence[Message]) -> list[Message]:
-        """Return ``messages``; without a system role, its text precedes the first user message."""
+        """Return ``messages`` with the system text in front of the first user message.
+
+        They are unchanged if the template has a system role.
+        """
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
         if not has_system or self.template.takes_system:
             return list(messages)
@@ -204,15 +211,20 @@ class ChatBridge:
         return [{**user_message, "content": text}, *later_messages]
 
     def adapt_messages_to_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Merge the system message; raise ``UnsupportedTemplateError`` for refused messages."""
+        """Return ``messages`` in the form that the chat template accepts.
+
+        Without a system role, the system text is put before the first user message. Raises
+        ``UnsupportedTemplateError`` if the template does not show each message once.
+        """
         messages = self.merge_system_message(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return messages
 
     def has_plain_text_only(self, messages: Sequence[Message]) -> bool:
-        """Return True if no content of ``messages`` has a control token, also not a disabled one.
+        """Return True if no content of ``messages`` has a control token.
 
-        Only then do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
+        A token or tag that ``escape_added_tokens`` has disabled counts as one. Only without control
+        tokens do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
         """
         texts = [message["content"] for message in messages]
         mark_control_tokens = self._tokens.mark_control_tokens
@@ -261,8 +273,9 @@ class ChatBridge:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
         The last id is the end-of-turn token. Without ``is_rendered`` the template does not render
-        ``text``, because it may remove a thought. Raises ``UnsupportedTemplateError`` if that is
-        impossible, and ``ValueError`` if the tokenizer drops the whole ``text``.
+        ``text``, because it may remove a thought. Raises ``UnsupportedTemplateError`` if the
+        template begins the turn with another text, or if the tokenizer does not encode its end as
+        one token. Raises ``ValueError`` if the tokenizer drops the whole ``text``.
         """
         messages = make_placeholder_messages("user", "assistant")
         prompt = self.template.render(messages[:1])
@@ -327,7 +340,11 @@ class ChatBridge:
 
     @cached_property
     def _added_token_pattern(self) -> re.Pattern[str]:
-        """Pattern of control tokens and tags, longest first; added words are no part of it."""
+        """Pattern of every added token that is a control token or a tag, the longest first.
+
+        Added tokens that are words are not part of it: the tokenizer of a small policy may add
+        words of its environment.
+        """
         contents = {
             token.content
             for token_id, token in self.tokenizer.added_tokens_decoder.items()

@@ -38,7 +38,7 @@ class TokenLimits:
     reserved: int = 0  # tokens that must stay free after a turn
 
     def allows_turn(self, prompt_length: int, response_length: int) -> bool:
-        """Return True if a turn fits after so many prompt tokens and later tokens.
+        """Return True if a turn fits after this many prompt tokens and later tokens.
 
         Example: ``TokenLimits(max_response=10, max_turn=4)`` allows a turn after 6 response tokens,
         but not after 7.

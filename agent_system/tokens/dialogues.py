@@ -41,12 +41,13 @@ MAX_CHARACTERS_PER_TOKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class SampledReplyMessage:
-    """A sampled reply to ``messages``, as ``message`` for the chat template.
+    """A sampled reply to ``messages``.
 
-    A client receives ``content`` and ``thought``. An assistant message of a later request is
-    recognised as this reply by its content, which is one of ``texts``, or by ``content`` and
-    ``thought``. With tool calls it must have the same calls and thought, and ``content`` or a
-    beginning of it.
+    ``message`` is the reply as the chat template expects it. A client receives ``content`` and
+    ``thought``. An assistant message of a later request is recognised as this reply by its content,
+    which is one of ``texts``, or by ``content`` and ``thought``. An assistant message with tool
+    calls must have the calls of ``message``, the same ``thought``, and ``content`` or a beginning
+    of ``content``.
     """
 
     messages: list[Message]
@@ -213,7 +214,11 @@ class EpisodeDialogues:
 
     @property
     def tool_format(self) -> str | None:
-        """Format in which the template writes tool calls; None if unknown, or without ``chat``."""
+        """Name of the format in which the chat template writes tool calls.
+
+        None if the format is unknown, if the template does not render the tools, or if the history
+        is not ``chat``.
+        """
         return None if self._reader is None else self._reader.tool_format
 
     @property
@@ -309,7 +314,11 @@ class EpisodeDialogues:
     def _compute_added_tokens(
         self, dialogue: Dialogue, messages: list[Message], marked: str
     ) -> InterTurnTokens | None:
-        """Return the tokens that the prompt ``marked`` adds to the row of ``dialogue``, or None."""
+        """Return the tokens that a new prompt adds to the row (token sequence) of ``dialogue``.
+
+        ``marked`` is the rendered prompt, with marks in place of control tokens. Return None if the
+        prompt does not begin with the tokens of the row.
+        """
         if dialogue.is_pending:
             return None
         ledger = dialogue.conversation.ledger
@@ -370,7 +379,10 @@ class EpisodeDialogues:
 
 
 def list_tool_calls(message: Message) -> list[dict[str, Any]]:
-    """Return the tool calls of ``message``, with arguments that are JSON text parsed."""
+    """Return the tool calls of ``message``, with their arguments as a dict.
+
+    Messages for some chat templates have the arguments as JSON text, which is parsed.
+    """
     return [
         {
             **call,
@@ -395,6 +407,7 @@ def _parse_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge_new_messages(prompt_messages: list[Message]) -> list[Message]:
+    """Return the messages after the last reply as one message, in a list."""
     last_reply = max(i for i, m in enumerate(prompt_messages) if m["role"] == "assistant")
     new_messages = prompt_messages[last_reply + 1 :]
     return [{**new_messages[0], "content": "\n".join(m["content"] for m in new_messages)}]

@@ -229,9 +229,10 @@ class TokenLedger:
     ) -> Segment:
         """Add a segment at the end and return it.
 
-        ``retokenized`` tokens were encoded from text. Raises ``ValueError`` for sampled tokens
-        without one log-prob each, for log-probs of another kind, and for a prompt segment after an
-        agent segment.
+        ``retokenized`` means that the tokens were encoded from text instead of being sampled.
+        Raises ``ValueError`` if an agent segment that is not ``retokenized`` lacks one log-prob per
+        token. A segment of another kind with log-probs, and a prompt after an agent segment, raise
+        it too.
         """
         self._restore_lists()
         token_logprobs = () if logprobs is None else tuple(logprobs)

@@ -129,8 +129,8 @@ class ReplyReader:
         candidates = [
             message
             for parsed in parsed_messages
-            for numbered in _iterate_call_id_variants(parsed, used_ids, id_format, numbers)
-            for message in self._iterate_thought_key_variants(numbered)
+            for message_with_ids in _iterate_call_id_variants(parsed, used_ids, id_format, numbers)
+            for message in self._iterate_thought_key_variants(message_with_ids)
         ]
         # A call may be written in another way than the template writes it. Then no message is
         # rendered as the sampled text, and the next prompt begins a new row.
@@ -192,7 +192,10 @@ class ReplyReader:
         return self._bridge.restore_control_tokens(marked)
 
     def _split_thought(self, text: str) -> Iterator[Message]:
-        """Split a reply that begins with ``<think>`` if the template has a key for thoughts."""
+        """Split a reply that begins with a thought in ``<think>`` tags into thought and content.
+
+        Yield nothing if the chat template has no key for thoughts.
+        """
         if not text.lstrip().startswith(THINK) or END_THINK not in text or not self.thought_keys:
             return
         thought, _, answer = text.partition(THINK)[2].partition(END_THINK)
@@ -278,7 +281,10 @@ class ReplyReader:
         return message | ({"tool_calls": calls} if calls else {})
 
     def format_tool_calls(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return ``calls``, whose arguments are dicts, as the template needs them."""
+        """Return tool ``calls``, whose arguments are dicts, as the template needs them.
+
+        Some templates need JSON text. Without a ``tool_format`` the calls are returned unchanged.
+        """
         if self.tool_format is None:
             return list(calls)
         return [
@@ -321,7 +327,10 @@ class ReplyReader:
         return False
 
     def _render_sample_call(self, call: dict[str, Any]) -> str | None:
-        """Return the template's text of ``call``; None if it shows no tools or results."""
+        """Return the text that the template writes for an assistant message with the tool ``call``.
+
+        Return None if the template does not show the tools or the result of a call.
+        """
         render = self._bridge.template.render
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
         result: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}
@@ -329,7 +338,8 @@ class ReplyReader:
         shows_result = SAMPLE_RESULT in render(messages, tools=SAMPLE_TOOLS)
         prompt = render([QUESTION], tools=SAMPLE_TOOLS)
         text = render([QUESTION, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
-        # Without a thought, a template may write a turn that does not begin with its prompt.
+        # The generation prompt may open a thought. A template may omit this tag in a turn without a
+        # thought, so compare with the prompt up to the tag.
         opening = prompt.removesuffix(self.thought_opening_tag).rstrip("\n")
         if not shows_result or SAMPLE_TOOL not in prompt or not text.startswith(opening):
             return None
@@ -356,11 +366,11 @@ def _iterate_call_id_variants(
         yield message
     if calls:
         # ``numbers`` suffice for the reading with most calls, so there may be more than calls.
-        numbered = [
+        numbered_calls = [
             {**call, "id": id_format.format(name=call["function"]["name"], number=number)}
             for call, number in zip(calls, numbers, strict=False)
         ]
-        yield {**message, "tool_calls": numbered}
+        yield {**message, "tool_calls": numbered_calls}
 
 
 @lru_cache(maxsize=4)

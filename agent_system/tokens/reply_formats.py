@@ -45,9 +45,10 @@ PLACEHOLDERS = {
 
 
 def build_regex(text: str, white_space: str = r"\s*") -> str:
-    """Return the regular expression of ``text`` with placeholders such as ``{name}``.
+    """Return the regular expression that matches ``text``.
 
-    A space matches the pattern ``white_space``.
+    A placeholder in ``text``, such as ``{name}``, matches any name, key or value. A space matches
+    the pattern ``white_space``.
     """
     parts = re.split(r"(\{\w+\}| )", text)
     return "".join(
@@ -56,7 +57,10 @@ def build_regex(text: str, white_space: str = r"\s*") -> str:
 
 
 def make_text_field(opening_text: str = "", closing_text: str = "") -> Field:
-    """Return the field of the text between two tags; without tags, of all other text."""
+    """Return the response template field of the text between two tags.
+
+    Without tags, it is the field of all text that no other field contains.
+    """
     if not opening_text:
         return {"content": "text", "repeats": True, "join": "\n"}
     return {

@@ -56,7 +56,12 @@ def rewrite_python_calls(reply: str) -> str:
 
 
 def parse_python_calls(text: str) -> list[dict[str, Any]]:
-    """Return name and arguments of each call. Raises ``SyntaxError`` or ``ValueError``."""
+    """Return name and arguments of each call of ``text``, a list of calls in Python syntax.
+
+    Raises:
+        SyntaxError: The text is no Python expression.
+        ValueError: The text is no list of calls, or an argument is no literal.
+    """
     names: dict[str, str] = {}  # placeholder -> name that the policy wrote
     prefix = "name"
     while prefix in text:
@@ -85,7 +90,12 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
 
 
 def _restore_argument_name(name: str | None, names: Mapping[str, str]) -> str:
-    """Return the name of the placeholder ``name``. Raises ``ValueError`` for any other name."""
+    """Return the name that the policy wrote instead of the placeholder ``name``.
+
+    All names of a call were replaced by placeholders before it was parsed: ``name0`` stands for
+    ``names["name0"]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or no
+    placeholder, as before a comment.
+    """
     if name is None or name not in names:
         raise ValueError(f"{name!r} is no name of a function or argument")
     return names[name]
@@ -120,7 +130,10 @@ BEGIN_DSML_CALL, END_DSML_CALL = f"<{DSML}call>", f"</{DSML}call>"
 
 
 def _compile_tag(tag: str, attributes: str = "") -> re.Pattern[str]:
-    """Return the pattern of a tag pair without another start of ``tag``: the search is linear."""
+    """Return the pattern of a tag pair whose text contains no other start of ``tag``.
+
+    This keeps the search linear in the length of the reply.
+    """
     text = rf"(?P<text>(?:(?!<{DSML}{tag}).)*?)"
     return re.compile(rf"<{DSML}(?P<tag>{tag}){attributes}>{text}</{DSML}(?P=tag)>", re.DOTALL)
 

@@ -75,8 +75,10 @@ class TemplateSupport:
     refuses_turns: str = ""
 
     def check_history_support(self, history: History) -> None:
-        """Raise ``UnsupportedTemplateError`` with reason and fix unless ``history`` is
-        supported.
+        """Check that the template supports ``history``.
+
+        Raises ``UnsupportedTemplateError`` with the reason and, if one exists, the setting that
+        works.
         """
         if self.verdict is TemplateVerdict.UNSUPPORTED:
             raise UnsupportedTemplateError(f"the chat template cannot be used: {self.reason}")
@@ -182,7 +184,7 @@ def _find_multi_turn_error(template: ChatTemplate) -> str:
 def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """Raise ``UnsupportedTemplateError`` if a first prompt differs from ``apply_chat_template``.
 
-    Text of control tokens differs on purpose.
+    Messages that contain a control token as text are not checked: their tokens differ on purpose.
     """
     if not bridge.has_plain_text_only(messages):
         return
@@ -269,7 +271,10 @@ def _find_first_problem(
 
 
 def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBuilder]:
-    """Yield functions that build an assistant message with a thought in its content or a key."""
+    """Yield functions that build an assistant message with a thought.
+
+    The thought is in the content between ``<think>`` tags, or in the key ``reasoning_content``.
+    """
     think_tag = (
         generation_prompt[generation_prompt.rindex(THINK_TAG) :]
         if generation_prompt.rstrip().endswith(THINK_TAG)

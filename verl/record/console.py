@@ -51,7 +51,10 @@ def list_console_metrics() -> list[ConsoleMetric]:
 
 
 def format_console_metrics(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return label -> text of the numbers of a step whose metrics are all present."""
+    """Return a dict label -> text of the numbers that the console shows for a step.
+
+    A label is omitted if one of its metrics is missing.
+    """
     text_by_label = {
         label: f"{metrics[failed_metric]:.0f} of {metrics.get(total_metric) or 0:.0f}"
         for label, failed_metric, total_metric in FAILURE_METRICS
@@ -68,7 +71,10 @@ def format_console_metrics(metrics: Mapping[str, float | None]) -> dict[str, str
 
 
 def build_metric_table(declaration: MetricTable, metrics: Mapping[str, float]) -> Table:
-    """Return the terminal table that ``declaration`` describes, filled with ``metrics``."""
+    """Return the terminal table that ``declaration`` describes, filled with ``metrics``.
+
+    Its metrics are named ``PREFIX/NAME/COLUMN``. The table has one line per ``NAME``.
+    """
     table = Table(box=None, pad_edge=False, title=declaration.title, title_justify="left")
     table.add_column(declaration.head)
     for column in declaration.columns:
@@ -91,7 +97,10 @@ def show_tables(declarations: Iterable[MetricTable], metrics: Mapping[str, float
 
 
 class StepTable:
-    """Table with a row of labelled numbers per step. The last ones are omitted if too wide."""
+    """Table of labelled numbers (figures): one row per step, at most ``width`` characters wide.
+
+    Figures that do not fit are omitted, beginning with the last one.
+    """
 
     def __init__(self, width: int) -> None:
         self.width = width

@@ -65,8 +65,9 @@ class Journal:
     def open(
         self, resume_step: int | None, total_steps: int, keeps_later_steps: bool = False
     ) -> None:
-        """Start the trackers. Remove the records of steps after ``resume_step`` (None: rename all).
+        """Start the trackers. Remove the records of steps after ``resume_step``.
 
+        With ``resume_step=None`` a new run starts, and the records of an earlier run are renamed.
         With ``keeps_later_steps`` later records stay: the run measures a checkpoint and repeats no
         training step.
         """
@@ -96,7 +97,10 @@ class Journal:
         )
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write the trajectories of a step or of its validation. Trackers get some texts."""
+        """Write the trajectories of a step or of its validation.
+
+        Trackers get the texts of the first ``trainer.log_val_generations`` validation trajectories.
+        """
         # Pass a new table with the same columns: the caller may add columns to ``batch``.
         self._write_queue.add(partial(self._write_rollouts, step, batch.select(), validation))
 

@@ -159,9 +159,9 @@ def _select_token_values(
 
 
 def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the token values of one row that a token file has, each [R] (``format_token_lines``).
+    """Return the token values of one row that a token file has, each [R].
 
-    A value whose tensors are missing is omitted.
+    ``format_token_lines`` describes them. A value whose tensors are missing is omitted.
     """
     values = {"mask": row_tensors["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in row_tensors:

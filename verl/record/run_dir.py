@@ -105,7 +105,10 @@ class RunDirectory:
         return self
 
     def write_plan(self, written_config: object, config: object) -> None:
-        """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``."""
+        """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``.
+
+        Log a warning if a model has another directory or revision than at the last start.
+        """
         changes = find_changed_values(written_config, config)
         values = {key: new_value for key, (_, new_value) in changes.items()}
         if self.plan_path.exists():
@@ -141,7 +144,10 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def log_resume_hint_on_interrupt(self, resume_mode: ResumeMode) -> Iterator[None]:
-        """Log how to resume the run if the ``with`` block raises ``KeyboardInterrupt``."""
+        """Log how to resume the run if the ``with`` block raises ``KeyboardInterrupt``.
+
+        ``resume_mode`` is that of the run. The exception is raised again.
+        """
         try:
             yield
         except KeyboardInterrupt:
@@ -155,7 +161,10 @@ class RunDirectory:
             raise
 
     def remove_rollouts_after(self, step: int | None) -> None:
-        """Remove trajectories of steps after ``step``; None: rename folders of an old run."""
+        """Remove the trajectories of all steps after ``step``, which training will repeat.
+
+        With ``step=None`` a new run starts, and the folders of an earlier run are renamed.
+        """
         for folder in (self.rollouts, self.tokens):
             files = list(folder.glob("*.jsonl"))
             if step is None and files:

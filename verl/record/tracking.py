@@ -108,7 +108,10 @@ def _is_number(value: object) -> bool:
 
 
 def prepare_metrics_file(path: Path, resume_step: int | None) -> None:
-    """Remove the lines of steps after ``resume_step`` from ``path``; None: rename the file."""
+    """Remove the lines of steps after ``resume_step`` from the metrics file ``path``.
+
+    If ``resume_step`` is None, a new run starts. An existing file is then renamed.
+    """
     if not path.exists():
         return
     if resume_step is None:
@@ -166,8 +169,8 @@ def _hidden_launcher_variables() -> Iterator[None]:
 class TrackingService:
     """Connection to a tracking service, such as wandb. After its first failure it sends nothing.
 
-    TensorBoard hides the values of an earlier start for ``first_step`` and later steps, which
-    training repeats (None: no values).
+    TensorBoard hides the values that an earlier start of the run sent for ``first_step`` and later
+    steps, because training repeats these steps. With None it hides nothing.
     """
 
     def __init__(

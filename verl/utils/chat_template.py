@@ -99,7 +99,8 @@ class ChatTemplate:
     ) -> str:
         """Return the text of ``messages``, by default followed by the generation prompt.
 
-        With ``parts`` the contents are passed as lists of typed parts (None: ``uses_parts``).
+        With ``parts`` the contents are passed as lists of typed parts. None means ``uses_parts``.
+        ``tools`` are the functions that the policy may call, as OpenAI's JSON schemas.
         """
         return self._apply_template(messages, parts, add_generation_prompt, tools, tokenize=False)
 
@@ -192,7 +193,10 @@ class ChatTemplate:
         return ""
 
     def render_conversation_end(self) -> str:
-        """Return the text after the last reply, or raise ``UnsupportedTemplateError``."""
+        """Return the template text after the reply that ends a conversation.
+
+        Raises ``UnsupportedTemplateError`` if the template does not render assistant turns.
+        """
         messages = make_placeholder_messages("user", "assistant")
         try:
             text = self.render(messages, add_generation_prompt=False)
@@ -292,7 +296,10 @@ def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dic
 
 
 def is_encodable_json(value: object) -> bool:
-    """Return False for a JSON value with NaN or a lone surrogate, or with too deep nesting."""
+    """Return True if a prompt can contain the JSON ``value``.
+
+    It must not contain NaN or a lone surrogate, which tokenizers refuse, or be nested too deeply.
+    """
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):

@@ -109,8 +109,8 @@ class ChatTextEncoder:
     def convert_to_marked_length(self, marked: str, length: int) -> int:
         """Return the length of the part of ``marked`` that stands for ``length`` characters.
 
-        These are characters of ``restore_control_tokens(marked)``. A mark is included as a whole or
-        not at all.
+        Each mark in ``marked`` stands for the longer text of a control token, which
+        ``restore_control_tokens`` inserts. A mark is included as a whole or not at all.
         """
         marked_end = restored_end = 0
         for match in MARKED.finditer(marked):
@@ -140,14 +140,19 @@ class ChatTextEncoder:
         return ids[len(context_ids) :] if ids[: len(context_ids)] == context_ids else None
 
     def encode_following_text(self, preceding_text: str, text: str) -> tuple[int, ...]:
-        """Return the token ids of the marked ``text`` after ``preceding_text``."""
+        """Return the token ids of ``text``, which follows the text ``preceding_text``.
+
+        The ids can be appended to those of ``preceding_text``. Message contents in both texts must
+        be marked with ``mark_control_tokens``.
+        """
         ids = self.encode_tail_in_context(preceding_text + text, len(preceding_text))
         return self.encode(text, is_continuation=True) if ids is None else ids
 
     def _encode(self, marked_text: str, is_continuation: bool = False) -> tuple[int, ...]:
-        """Return the token ids of a rendered text whose message contents are marked.
+        """Return the token ids of a rendered text.
 
-        With ``is_continuation`` the text is encoded as the continuation of another text.
+        Control tokens in message contents must be marked with ``mark_control_tokens``. With
+        ``is_continuation`` the text is encoded as the continuation of another text.
         """
         if CUT not in marked_text:
             unmarked_text = MARKED.sub(self._get_control_text, marked_text)
@@ -170,7 +175,11 @@ class ChatTextEncoder:
         return tuple(self._encode_in_pieces(marked_text, is_continuation))
 
     def _encode_in_pieces(self, marked_text: str, is_continuation: bool) -> list[int]:
-        """Return the token ids of a text. Encode each piece between control tokens alone."""
+        """Return the token ids of a text. Encode each piece between control tokens alone.
+
+        Message contents then cannot produce control tokens. Control tokens that they contain must
+        be marked with ``mark_control_tokens``.
+        """
         # The pattern has a group: split() returns the template's control tokens at odd positions.
         pieces = self.pattern.split(marked_text)
         ids: list[int] = []

@@ -206,7 +206,8 @@ class CheckpointManager:
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` of the checkpoint ``path``, or of the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if it is not valid, or if its state is not a JSON object.
+        Raises ``CheckpointError`` if ``path`` is not a valid checkpoint, or if there is no valid
+        checkpoint. Raises it too if the file of the state does not contain a JSON object.
         """
         if path is None:
             path = self.find_latest_valid()
@@ -392,7 +393,11 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
 def _require_listed_files(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``CheckpointError`` if ``files`` of the manifest lacks a file of ``writers``."""
+    """Raise ``CheckpointError`` if the manifest of the checkpoint ``path`` lacks a file.
+
+    ``files`` are the listed files by name. ``writers`` maps each process that wrote into the
+    checkpoint to the names of its files.
+    """
     for writer, names in writers.items():
         missing_names = [name for name in names if str(name) not in files]
         if missing_names:
@@ -444,7 +449,10 @@ def _check_manifest_entry(path: Path, name: str, entry: object) -> None:
 
 
 def is_complete_checkpoint(path: Path) -> bool:
-    """Return True if the manifest is valid and all its files exist with the listed sizes."""
+    """Return True if the manifest is valid and all its files exist with the listed sizes.
+
+    The content of the files is not read.
+    """
     try:
         _read_manifest(path)
     except CheckpointError:

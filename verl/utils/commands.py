@@ -79,10 +79,11 @@ class InterruptOnSignal:
             train()                    # raises KeyboardInterrupt at the signal
         interruption.exit_status       # 143 (SIGTERM), 130 (SIGINT), 129 (SIGHUP) or 0
 
-    A closed terminal sends SIGHUP. It stays ignored if ``nohup`` started the process. Ray
-    propagates no other exception than ``KeyboardInterrupt`` while it waits. In a thread other than
-    the main thread, the context manager has no effect: Python handles signals only in the main
-    thread.
+    A closed terminal sends SIGHUP. It stays ignored if ``nohup`` started the process.
+
+    The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
+    handler while it waits. In a thread other than the main thread, the context manager has no
+    effect, because Python handles signals only in the main thread.
     """
 
     def __init__(self) -> None:

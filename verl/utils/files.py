@@ -26,7 +26,10 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Set the file name of an ``OSError`` of the block that has none, as for a full disk."""
+    """Set the file name of an ``OSError`` that the ``with`` block raises, if it has none.
+
+    Errors of a full disk, for example, have no file name.
+    """
     try:
         yield
     except OSError as error:
@@ -36,7 +39,7 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 
 def rename_with_number(path: Path) -> Path:
-    """Rename ``a.jsonl`` to ``a.<n>.jsonl`` with the lowest unused n, and return the new path."""
+    """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest unused n; return the new path."""
     number = 1
     while (new_path := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
@@ -48,7 +51,7 @@ def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
     """Yield a new UTF-8 text file, which replaces ``path`` at the end of the ``with`` block.
 
     If the block raises, ``path`` is unchanged. Parent directories are created. Raises ``OSError``
-    if ``path`` is a device, a pipe or a directory.
+    if ``path`` is a device, a pipe or a directory: a rename would delete it.
     """
     with (
         replace_atomically(path) as partial_path,
@@ -172,7 +175,10 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str) -> None:
 
 
 def _find_foreign_file(directory: Path) -> str:
-    """Return the name of a file that ``publish_directory`` did not write, or that changed since."""
+    """Return the name of a file that ``publish_directory`` did not write, or "" if there is none.
+
+    A file that was changed after ``publish_directory`` also counts.
+    """
     fingerprint_by_name = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         file_list = json.loads((directory / FILE_LIST_NAME).read_text(encoding="utf-8"))
@@ -188,7 +194,10 @@ def _find_foreign_file(directory: Path) -> str:
 
 
 def _compute_fingerprint(path: Path) -> str:
-    """Return a text with size and SHA-256 digest (if not large) of a file; "" for a link."""
+    """Return a text with size and SHA-256 digest of a file; "" for a link or a missing file.
+
+    The digest is omitted for files of more than ``MAX_HASHED_BYTES``.
+    """
     if path.is_symlink() or not path.is_file():
         return ""
     size = path.stat().st_size
@@ -201,8 +210,9 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     """Yield an empty directory, which replaces ``target`` at the end of the ``with`` block.
 
     If the block raises, ``target`` is unchanged. Raises ``ConfigError`` if ``target`` has files
-    that this function did not write, unless ``overwrite`` is set. Readers see a complete version,
-    even if several processes publish. Without ``renameat2``, ``target`` is missing for a moment.
+    that this function did not write, unless ``overwrite`` is set. Readers always see a complete
+    version, even if several processes publish. On systems without ``renameat2`` (only Linux has
+    it), ``target`` does not exist for a moment.
     """
     target = Path(target)
     require_replaceable_directory(target, "target", overwrite)

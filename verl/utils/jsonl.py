@@ -130,7 +130,10 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def write(path: Path, records: Iterable[Mapping[str, Any] | memoryview]) -> None:
-    """Write ``records`` to ``path`` atomically; a ``memoryview`` is a line that ``encode`` made."""
+    """Write ``records`` to ``path`` atomically, one per line.
+
+    A ``memoryview`` is a record that ``encode`` has already encoded as a line.
+    """
     with atomic_write(path) as file:
         buffer: Any = file.buffer
         for record in records:

@@ -10,8 +10,8 @@ def make_lazy_exports(
 ) -> tuple[Callable[[str], Any], list[str]]:
     """Return ``__getattr__`` and ``__all__`` for the ``__init__`` module of ``package``.
 
-    ``module_of_name`` maps each exported name to its module: a module of ``package``, or with a dot
-    the full name of any module.
+    ``module_of_name`` maps each exported name to the module that defines it. A module name without
+    a dot is a module of ``package``; a name with a dot is the full name of any module.
     """
 
     def resolve_name(name: str) -> Any:

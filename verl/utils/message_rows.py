@@ -102,8 +102,10 @@ class DataRow:
     def make_error(
         self, column: str, why: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
     ) -> InvalidRowError:
-        """Return a ``InvalidRowError``. ``why`` continues "column ...", for example "has no
-        text".
+        """Return an ``InvalidRowError`` for the value in ``column``.
+
+        ``why`` continues the sentence "column ...", for example "has no text". ``allowed`` and
+        ``fix`` say what is allowed and what the user can do.
         """
         error = InvalidRowError(
             f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}", code
@@ -122,7 +124,11 @@ class DataRow:
         return self._convert_cell(column, self.cells.get(column))
 
     def read_object(self, column: str) -> dict[str, Any] | None:
-        """Return the object in ``column``, which may be JSON text; None if the cell is empty."""
+        """Return the JSON object in ``column`` as a dict; None if the cell is empty.
+
+        The cell may be an object or the JSON text of an object. Raises ``InvalidRowError`` for
+        other values.
+        """
         value = self.read_cell(column)
         if isinstance(value, str) and value.lstrip().startswith("{"):
             with contextlib.suppress(ValueError):
@@ -159,8 +165,9 @@ class DataRow:
             raise self.make_error(column, str(error), allowed, fix) from None
 
     def refuse_unread_columns(self, columns: Mapping[str, str]) -> None:
-        """Raise ``InvalidRowError`` for a value in one of ``columns`` (name -> why it is not
-        read).
+        """Raise ``InvalidRowError`` if the row has a value in one of ``columns``.
+
+        These columns are never read. ``columns`` maps their names to the reasons.
         """
         for column, why in columns.items():
             value = self.cells.get(column)
@@ -174,8 +181,9 @@ class DataRow:
 
 
 def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
-    """Yield the rows of all ``files``. Raise ``InvalidRowError``, which names ``key``, for a bad
-    file.
+    """Yield the rows of all ``files``. Error messages name the configuration key ``key``.
+
+    Raises ``InvalidRowError`` for a file that does not exist, cannot be read, or has no rows.
     """
     for name in files:
         source = f"{key}={str(name)!r}"
@@ -330,7 +338,10 @@ def _read_text(content: object) -> str | None:
 
 
 def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float | None:
-    """Return the loss weight of a message, or None if it has no field of ``WEIGHT_FIELDS``."""
+    """Return the loss weight of a message, or None if it has no field of ``WEIGHT_FIELDS``.
+
+    Raises ``InvalidRowError`` for a value other than 0 and 1, and for fields with different values.
+    """
     weight_by_field = {
         field: message[field] for field in WEIGHT_FIELDS if message.get(field) is not None
     }

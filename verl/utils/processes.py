@@ -33,14 +33,17 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make orphaned descendants children of this process, so ``kill_descendants`` finds them."""
+    """Make orphaned descendants children of this process (Linux only).
+
+    ``kill_descendants`` can then find them.
+    """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants(pid: int, owner: str) -> None:
-    """Kill every descendant of the process ``pid``, also in other sessions.
+    """Kill every descendant of the process ``pid``, also in other sessions (Linux only).
 
-    If ``pid`` has already ended, they are found by the environment variable
+    If ``pid`` has already ended, its descendants are found by the environment variable
     ``VERL_WORKER_TREE=<owner>``, which they have inherited.
     """
     for _ in range(MAX_SEARCHES):

@@ -131,7 +131,10 @@ class Progress:
         return f"{self.done:,}{total_text} {self.unit}"
 
     def _format_pace(self) -> tuple[str, ...]:
-        """Return texts of the rate and, with ``total``, of the remaining time; () at the start."""
+        """Return texts of the rate and of the remaining time.
+
+        Without ``total`` only the rate is returned. Before any progress the tuple is empty.
+        """
         units_done = self.done - self._first_done
         seconds = self._clock() - self._start_time
         if units_done <= 0 or seconds <= 0:

@@ -40,7 +40,10 @@ class SamplingRequest:
 
 @dataclass(slots=True)
 class SamplingResult:
-    """Sampled tokens and their log-probs after temperature, ``top_k`` and ``top_p``."""
+    """Sampled tokens and their log-probs in the distribution from which they were sampled.
+
+    This distribution includes temperature, ``top_k`` and ``top_p``.
+    """
 
     request_id: str
     token_ids: list[int]

@@ -21,7 +21,8 @@ def read_state_value(
 ) -> Any:
     """Return ``state[key]``, or ``default`` if there is one and the key is missing.
 
-    Raises ``InvalidStateError`` for a value that is not valid. ``allowed`` describes valid values.
+    Raises ``InvalidStateError`` unless ``state`` is a mapping and ``is_valid(value)`` is true.
+    ``allowed`` describes valid values.
     """
     if not isinstance(state, Mapping):
         raise InvalidStateError(

@@ -81,7 +81,8 @@ def order_rows_for_ranks(lengths: Sequence[int], num_ranks: int) -> list[int]:
 def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Partition row indices ``0..n-1`` so that the largest total length of a part is small.
 
-    Each of the ``parts`` parts is sorted. Parts are empty if there are fewer rows than parts.
+    ``parts`` is the number of parts, which may have different numbers of rows. Parts are empty if
+    there are fewer rows than parts. Each part is sorted.
     """
     partition = _partition_largest_first(lengths, parts)
     if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
@@ -112,7 +113,10 @@ def _push_partition(
 
 
 def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Move the shortest row of the fullest part to each empty part."""
+    """Move the shortest row of the part with most rows to each empty part.
+
+    Parts can be empty if rows have length 0.
+    """
     for part in parts:
         if not part:
             fullest_part = max(parts, key=len)

@@ -27,7 +27,8 @@ ANSWER_WAIT_S = 2.0  # time to wait for the stacks; a running process writes wit
 def install_stack_dump_handler(name: str) -> None:
     """Install a handler of SIGUSR1 that writes the Python stacks of this process to a file.
 
-    ``name`` names the process there. It has no effect if the run does not collect stacks.
+    ``name`` is the name of the process in the file. The function has no effect if the run does not
+    collect stacks.
     """
     folder = os.environ.get(STACKS_DIR)
     # If the Ray cluster was started by an earlier run, STACKS_DIR may name a removed directory.

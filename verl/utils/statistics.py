@@ -111,7 +111,10 @@ def expand_confidence_level(confidence_level: float, count: int) -> float:
 def compute_weighted_rank_correlations(
     first: np.ndarray, second: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Return Spearman's correlations [R] of ``first`` and ``second`` [N], as Pearson's of ranks."""
+    """Return Spearman's rank correlations [R] of ``first`` [N] and ``second`` [N] in R samples.
+
+    ``weights[r, n]`` is the number of times that sample r contains the pair n.
+    """
     first_ranks = compute_weighted_ranks(first, weights)
     second_ranks = compute_weighted_ranks(second, weights)
     return compute_weighted_correlations(first_ranks, second_ranks, weights)
@@ -210,6 +213,7 @@ def _list_subsets(n: int, k: int) -> list[tuple[int, ...]]:
 def _score_majority(
     answers: Sequence[Hashable], scores: Sequence[float], answer_indices: tuple[int, ...]
 ) -> float:
+    """Return the mean score of the most frequent answers in the subset ``answer_indices``."""
     scores_of_answer: dict[Hashable, list[float]] = {}
     for i in answer_indices:
         scores_of_answer.setdefault(answers[i], []).append(scores[i])

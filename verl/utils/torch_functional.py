@@ -50,7 +50,10 @@ def select_where(values: Values, mask: Mask) -> Tensor:
 
 
 def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
-    """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero, over ``axis``."""
+    """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero.
+
+    The sum is over ``axis``, or over all axes if it is None.
+    """
     masked_values = torch.where(mask.bool(), values.to(_get_work_dtype(values)), 0.0)
     return masked_values.sum() if axis is None else masked_values.sum(dim=axis)
 

@@ -19,7 +19,10 @@ _awaited_labels: dict[int, list[str]] = {}
 
 @contextmanager
 def mark_as_awaited(labels: Iterable[str]) -> Iterator[list[str]]:
-    """Register ``labels`` as awaited. The block removes a label when its result arrives."""
+    """Register ``labels`` as awaited results during the ``with`` block.
+
+    The block receives a list of the labels, and removes a label from it when its result arrives.
+    """
     pending_labels = list(labels)
     _awaited_labels[id(pending_labels)] = pending_labels
     try:
@@ -37,9 +40,10 @@ def list_awaited_labels() -> list[str]:
 
 @contextmanager
 def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
-    """Log "waiting for ``awaited``" after ``quiet_s`` seconds of the block, and 2, 4, ... times it.
+    """Log that the ``with`` block waits for ``awaited``, after ``quiet_s`` seconds.
 
-    Use it before the watchdog is started, which logs all later waits.
+    Log again when twice, four times, ... this time has passed. Use this only before the watchdog
+    runs, because the watchdog logs waits itself.
     """
     end_event = threading.Event()
     start_time = time.monotonic()

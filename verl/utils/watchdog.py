@@ -51,10 +51,11 @@ class Stalled(RuntimeError):
 class Watchdog:
     """Context manager that watches the progress of its ``with`` block from a thread.
 
-    The stacks of a stalled run are written to the directory ``logs``. The first log line follows
-    after ``quiet_s`` seconds without progress. After ``stall_s`` seconds (None: never) the watchdog
-    interrupts the block, which raises ``Stalled`` at its exit. If the block does not end within
-    ``GRACE_S``, the process exits with ``EXIT_STATUS``.
+    The first log line follows after ``quiet_s`` seconds without progress, others after 2, 4, ...
+    times ``quiet_s``. After ``stall_s`` seconds (None: never) the watchdog writes the stacks to a
+    file in ``logs`` and interrupts the block. At its exit the block raises ``Stalled``. If the
+    block does not end within ``GRACE_S``, the process exits with ``EXIT_STATUS``. ``clock`` returns
+    seconds.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
-        """Record that a stage of the run begins, which log lines name. This counts as progress."""
+        """Record that ``stage`` begins, which counts as progress. Log lines name the stage."""
         self._stage = stage
 
     def follow_stopwatch(self, stopwatch: Stopwatch) -> None:

@@ -23,7 +23,10 @@ NUM_POSITION_FACTORS = 1021
 
 
 def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
-    """Convert a CPU tensor to an array of ``dtype`` (bfloat16 as uint16), except integers."""
+    """Convert a CPU tensor to an array of ``dtype`` float32, float16 or bfloat16 (as uint16).
+
+    Integers keep their dtype: a cast would change large values.
+    """
     import torch
 
     cast_tensor = tensor.detach()
@@ -34,7 +37,10 @@ def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
 
 
 def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":
-    """Convert an array from ``as_array`` back to a tensor. Tensors are returned unchanged."""
+    """Convert an array from ``as_array`` back to a tensor. Read-only memory is copied.
+
+    A tensor is returned unchanged.
+    """
     import torch
 
     if isinstance(array, torch.Tensor):
@@ -49,8 +55,8 @@ def compute_fingerprint(
     """Return a weighted sum of evenly spaced values of a tensor, whose bits are read as integers.
 
     The weight of a value depends on its position, so that exchanged values change the sum. Values
-    are cast to ``dtype`` first. With integers, the result does not depend on the device or the
-    number of threads.
+    are cast to ``dtype`` first. The arithmetic uses integers, so the result does not depend on the
+    device or the number of threads.
     """
     import torch
 

@@ -21,7 +21,11 @@ def check_settings(
     loss_path: str,
     sampling_options: Mapping[str, Any],
 ) -> None:
-    """Raise ``ValueError`` with all settings with which ``GRPOEnvTrainer`` cannot train."""
+    """Raise ``ValueError`` if ``GRPOEnvTrainer`` cannot train with these settings.
+
+    ``sampling_options`` is the result of ``find_sampling_options``. The message names all invalid
+    settings and their fixes.
+    """
     problems: list[str] = []
     tokenizer: Any = env.tokenizer
     if tokenizer is None:

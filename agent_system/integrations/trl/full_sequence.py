@@ -37,7 +37,10 @@ def build_full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def compute_token_logps(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return the log-prob [B, T] of each of ``ids`` (0 for the first) from logits [B, T, V]."""
+    """Return the log-prob ``[B, T]`` of every token of ``ids`` ``[B, T]``, 0 for the first token.
+
+    ``logits`` is ``[B, T, V]``.
+    """
     # The logits at position t are for token t + 1. Use float32: ratios depend on small
     # differences, which half precision loses.
     scaled_logits = logits[:, :-1].float() / temperature

@@ -53,7 +53,11 @@ class SamplerTokenizer(TextTokenizer, StopStringTokenizer, Protocol):
 
 
 class TrainedModelSampler:
-    """Sampler of the model in training, which the context manager ``borrow_model()`` yields."""
+    """Sampler that uses the model that is being trained, not a copy of it.
+
+    ``borrow_model()`` is a context manager that yields the model. Samples depend on ``seed`` and on
+    the number of earlier calls of ``generate``.
+    """
 
     def __init__(
         self,
@@ -139,7 +143,10 @@ class VllmServerSampler:
 
 
 def prepare_vllm_on_cpu() -> None:
-    """Set unset environment variables for vLLM on CPU. Call this before vLLM is imported."""
+    """Prepare vLLM on CPU: set its environment variables unless the user has set them.
+
+    Call this before vLLM is imported.
+    """
     # Keep the engine in this process, so that the weight sync can access its modules.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)

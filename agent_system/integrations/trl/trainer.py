@@ -223,7 +223,10 @@ class GRPOEnvTrainer(GRPOTrainer):
                 model.train(was_training)
 
     def _generate_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        """Generate one trial per row of this process; for a vLLM server, on the main process."""
+        """Generate one trial (episodes of a task in one conversation) per row of this process.
+
+        With a vLLM server, the main process generates the trials of all processes.
+        """
         if not (self.use_vllm and self.vllm_mode == "server"):
             return self._run_trials(rows)
         all_rows = gather_object(rows)
@@ -247,7 +250,10 @@ class GRPOEnvTrainer(GRPOTrainer):
         return trials | {"records": records}
 
     def _run_rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
-        """Return one trial for each stored row as prompts and completions, for TRL."""
+        """Return prompts and completions for TRL, which calls this as its rollout function.
+
+        One trial is generated for each row that ``_generate_and_score_completions`` has stored.
+        """
         del prompts, trainer
         self._trials = trials = self._generate_trials(self._rows)
         if any(trials["retokenized"]) and not self.allow_retokenized:
@@ -333,8 +339,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         """Return the loss of TRL, or ``masked_grpo_loss`` computed on whole sequences.
 
-        The latter is also used for ``inputs`` without ``completion_ids``, which are whole
-        sequences.
+        The latter is used with ``loss_path="full_sequence"``. It is also used for ``inputs``
+        without ``completion_ids``, which already contain whole sequences.
         """
         has_trl_columns = "completion_ids" in inputs
         if self.loss_path == "trl" and has_trl_columns:
@@ -380,6 +386,9 @@ def _disable_vllm_correction(args: GRPOConfig) -> None:
 
 
 def _compute_default_turn_length(env: MultistepEnv, max_completion_length: int) -> int:
-    """Return half of the tokens available per turn: 1024 tokens and 4 turns give 128."""
+    """Return the default maximum length of a turn: half of the tokens available per turn.
+
+    The other half is for the text of the environment. Example: 1024 tokens and 4 turns give 128.
+    """
     turns = env.max_steps_per_episode * env.episodes_per_trial
     return min(max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * turns)))

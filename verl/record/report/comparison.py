@@ -128,7 +128,10 @@ def draw_arms_chart(arms: Arms, plot: Plot) -> Chart:
 
 
 def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
-    """Return the mean of a metric over ``runs`` with its interval, at their common steps."""
+    """Return a curve of the mean of a metric over ``runs``, with the interval of the mean.
+
+    The curve has only the steps at which all runs logged the metric.
+    """
     values_of_runs = []
     for run in runs:
         xs, ys = run.metric_points(curve.metric)

@@ -82,7 +82,11 @@ def draw_table(run: RunData, table: MetricTable) -> TextTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw a chart with one point for each line of the last values of ``scatter.table``."""
+    """Draw a chart with one point for each line of a table of metrics.
+
+    The metrics of ``scatter.table`` are named ``PREFIX/NAME/KEY``, with one line per ``NAME``. The
+    keys ``scatter.x`` and ``scatter.y`` select the coordinates. The last logged values are drawn.
+    """
     values = run.get_last_metrics(f"{scatter.table.prefix}/")
     names = scatter.table.line_names(values)
     points = [_make_scatter_point(scatter, name, values) for name in names]
@@ -245,7 +249,10 @@ def _draw_success_chart(run: RunData) -> Chart:
 
 
 def _draw_tokens_chart(run: RunData) -> Chart:
-    """Draw held-out success against tokens per episode, from the second validation on."""
+    """Draw held-out success against tokens per episode, one point per validation.
+
+    The chart is empty if there is only one validation.
+    """
     tokens_by_step = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
     steps, rates = run.metric_points("val/success_rate")
     pairs = [pair for pair in zip(steps, rates, strict=True) if pair[0] in tokens_by_step]
@@ -296,7 +303,10 @@ def draw_token_usage_section(run: RunData) -> DrawnSection:
 
 
 def select_parts_of_step_time(run: RunData) -> list[TimePart]:
-    """Return the parts of a training step whose logged times add up to the time of the step."""
+    """Return the parts of a training step whose logged times add up to the time of the step.
+
+    If parts of the rollout (generation, environments, ...) were logged, they replace the rollout.
+    """
     logged_parts = [part for part in TIME_PARTS if part.metric in run.metric_names]
     if any(part.metric == "timing_s/gen_engine" for part in logged_parts):
         return [part for part in logged_parts if part.metric != ROLLOUT_TIME]

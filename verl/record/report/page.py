@@ -157,9 +157,11 @@ def _make_run_tags(run: RunData) -> list[str]:
 
 
 def _make_fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    separate_keys = ("starts", "command")
+    specially_formatted_keys = ("starts", "command")
     other_facts = {
-        key: value for key, value in facts.items() if key not in separate_keys and value is not None
+        key: value
+        for key, value in facts.items()
+        if key not in specially_formatted_keys and value is not None
     }
     rows = flatten_config(other_facts)
     if "command" in facts:

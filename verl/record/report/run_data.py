@@ -90,7 +90,10 @@ class RunData:
 
 
 def load_run(run_dir: str | Path) -> RunData:
-    """Read a run directory. Raise ``FileNotFoundError`` for another directory."""
+    """Read a run directory.
+
+    Raises ``FileNotFoundError`` if it has neither ``metrics.jsonl`` nor ``config.yaml``.
+    """
     directory = RunDirectory(run_dir)
     metrics = read_metrics(run_dir)
     if not metrics and not directory.config_path.exists():

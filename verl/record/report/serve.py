@@ -151,7 +151,10 @@ class RequestHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # send_answer() omits the body
 
     def find_content(self, path: str) -> tuple[str, bytes] | None:
-        """Return media type and content for the URL path after the key; None if unknown."""
+        """Return media type and content for a URL path, from which the access key was removed.
+
+        None if the path is unknown.
+        """
         if path == "":
             return "text/html", self.server.render_page()
         if path == "stamp":

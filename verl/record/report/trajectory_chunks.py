@@ -91,9 +91,9 @@ def select_files_within_budget(
 ) -> list[RolloutFile]:
     """Select the rollout files that the page contains, with at most ``budget`` bytes in total.
 
-    If all ``files`` are too large, every n-th and the last file of each kind are selected. n is the
-    smallest of 2, 4, 8, ... that is sufficient. The first and the last file of each kind are always
-    selected.
+    All ``files`` are selected if they are small enough. Otherwise every n-th file and the last file
+    of each kind are selected. n is the smallest of 2, 4, 8, ... that is sufficient. The first and
+    the last file of each kind are always selected, even if they alone exceed ``budget``.
     """
     selected_files = list(files)
     stride = 1
@@ -111,7 +111,10 @@ def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> l
 
 
 def compress_rollout_file(file: RolloutFile) -> TrajectoryChunk:
-    """Return the packed rollout file, from a cache. Raise ``UsageError`` for another file."""
+    """Return index entry and compressed trajectories of a rollout file, cached until it changes.
+
+    Raises ``UsageError`` if its rows are not trajectories of a run.
+    """
     status = file.path.stat()
     with convert_read_errors(file.path):
         return _compress_cached(file, tuple(list_turn_views()), status.st_size, status.st_mtime_ns)
@@ -203,7 +206,8 @@ def _make_turn_entry(
 def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens of a turn, and for each token the values by which the page colours it.
 
-    Returns one text if the turn has no token texts. ``values`` is its entry in the token file.
+    Returns the reply as one text if the turn has no token texts. ``values`` is the entry of the
+    turn in the token file.
     """
     state_field = {"state": values["state"]} if "state" in values else {}
     texts_and_advantages = step.get("token_credit") or []
@@ -270,8 +274,8 @@ def collect_turn_view_fields(
 
     ``step`` is the turn's record of the rollout file. The keys of the result are ``badges``
     (labels), ``flags`` (warnings) and ``tables``; empty ones are omitted. A table lists
-    alternatives to a part of the turn, which the record has under one key; ``outcomes`` has their
-    returns under this key.
+    alternatives to a part of the turn, which the record has under one key. ``outcomes`` maps this
+    key to the returns of trajectories that were continued with each alternative.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
@@ -378,7 +382,10 @@ def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, A
 
 
 def pick_first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first success and the first other trajectory without an error."""
+    """Return the first successful and the first unsuccessful trajectory.
+
+    Trajectories without turns, or ended by an error, are skipped.
+    """
     complete_rows = [row for row in rows if row["steps"] and not row.get("aborted")]
     successes = [row for row in complete_rows if row.get("won")]
     failures = [row for row in complete_rows if not row.get("won")]
