@@ -2,9 +2,10 @@
 verl.trainer.main_audit RUN_DIR [key=value ...]``.
 
 Generate trajectories of validation tasks with the newest policy of the run, or replay trajectories
-of a file. At some turns execute every thinking level, or several actions if the policy chooses no
-level, and continue to the end. Compare the returns with the credit of the level or action. Keys are
-those of ``main_ppo``; their defaults are the configuration of the run. Results are written to
+of a file. A policy may choose a level (1 to 4) of reasoning in each turn. At some turns execute
+every level, or several actions if the policy chooses no level. Continue each of these trajectories
+to the end. Compare their returns with the credit of the level or action. Keys are those of
+``main_ppo``; their defaults are the configuration of the run. Results are written to
 ``RUN_DIR/audit``.
 """
 

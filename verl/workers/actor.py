@@ -114,6 +114,8 @@ class ActorWorker(TrainingWorker):
         """Compute ``ref_log_prob`` [B, R] of the sampled tokens. LoRA adapters are omitted."""
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
+        if self.role == "actor" and not self.scales:
+            raise RuntimeError("all weights of the actor are trained; a reference needs role='ref'")
         with without_adapters(self.lm):
             scores = compute_log_probs_and_scores(
                 self.train_engine, inputs, self._get_sampling_temperature(data), **limits

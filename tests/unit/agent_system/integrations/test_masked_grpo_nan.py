@@ -24,7 +24,11 @@ def loss_and_gradient(outside: float, **options) -> tuple[float, torch.Tensor]:
 def test_nan_outside_the_mask_changes_neither_loss_nor_gradient():
     for loss_type in LOSS_TYPES:
         for level in ("token", "sequence"):
-            options = {"loss_type": loss_type, "level": level, "bias_correction": True}
+            options = {
+                "loss_type": loss_type,
+                "importance_sampling_level": level,
+                "bias_correction": True,
+            }
             loss, gradient = loss_and_gradient(0.0, **options)
             loss_with_nan, gradient_with_nan = loss_and_gradient(float("nan"), **options)
             assert loss_with_nan == loss

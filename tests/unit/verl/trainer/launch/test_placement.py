@@ -315,19 +315,15 @@ def test_device_ids_of_a_pool_match_those_of_shared_actors():
     """Simulated GPUs: the first half is in use, so device numbers and slots differ."""
     init_ray(num_cpus=8, num_gpus=4)
     try:
-        with (
-            RayResourcePool([2], use_gpu=True, name_prefix="used") as used,
-            RayResourcePool([2], use_gpu=True, max_colocate_count=3, cpus_per_worker=0.5) as pool,
-        ):
-            assert not set(used.query_device_ids()) & set(pool.query_device_ids())
-            device_ids = pool.query_device_ids()
-            remote_gpu_ids = ray.remote(
-                lambda: ray.get_runtime_context().get_accelerator_ids()["GPU"]
-            )
-            for slot, device in enumerate(device_ids):
-                actor = remote_gpu_ids.options(**pool.shared_actor_options(slot)).remote()
-                assert ray.get(actor, timeout=60) == [device]
-            assert len(set(device_ids)) == 2
+        used = RayResourcePool([2], use_gpu=True, name_prefix="used")
+        pool = RayResourcePool([2], use_gpu=True, max_colocate_count=3, cpus_per_worker=0.5)
+        assert not set(used.query_device_ids()) & set(pool.query_device_ids())
+        device_ids = pool.query_device_ids()
+        remote_gpu_ids = ray.remote(lambda: ray.get_runtime_context().get_accelerator_ids()["GPU"])
+        for slot, device in enumerate(device_ids):
+            actor = remote_gpu_ids.options(**pool.shared_actor_options(slot)).remote()
+            assert ray.get(actor, timeout=60) == [device]
+        assert len(set(device_ids)) == 2
     finally:
         stop_ray()
 
