@@ -58,14 +58,15 @@ def combine_advantages(
 ) -> PerToken:
     """Combine the trajectory advantage A_traj and the thinking advantage A_think.
 
+    A_think is the credit for the thinking level that the policy chose in a turn.
     ``trajectory [B, R]`` holds A_traj on sampled tokens. ``thinking [B, R]`` holds A_think on level
     digits and thoughts, 0 elsewhere. w is ``step_advantage_w``. ``combine`` names the formula:
 
     * ``additive``: ``A_traj + w A_think``;
     * ``gated``: ``A_traj + w sign(A_traj) A_think``;
     * ``success``: ``A_traj + w A_think`` in rows where ``success [B]`` is true, else A_traj;
-    * ``reweight``: ``A_traj g`` where ``reweight_factors [B, R]`` holds g; 0 means "no factor". w
-      and ``thinking`` are not used.
+    * ``reweight``: ``A_traj g`` where ``reweight_factors [B, R]`` holds g; 0 means "no factor".
+      w and ``thinking`` are not used.
 
     ``price_share [B, R]`` is the part of ``thinking`` due to token cost. ``gated`` would reverse
     the sign of this part where A_traj is negative, and so reward long thoughts. ``gated`` and
@@ -115,12 +116,13 @@ def compute_credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """Return metrics that compare the thinking advantage with the trajectory advantage ``returns``.
+    """Return metrics that compare the thinking advantage with the trajectory advantage.
 
-    Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
-    and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
-    share of tokens with non-zero trajectory advantage whose sign the thinking advantage reverses.
-    Other inputs of the estimator are ignored.
+    The thinking advantage is the credit for the thinking levels that the policy chose. ``returns``
+    holds the trajectory advantage. Means are over the tokens with a thinking advantage. With C =
+    mean ``|advantages - returns|`` and T = mean ``|returns|``, ``thinking_share`` is
+    ``C / (C + T)``. ``sign_flip_share`` is the share of tokens with non-zero trajectory advantage
+    whose sign the thinking advantage reverses. Other inputs of the estimator are ignored.
 
     >>> advantages, returns = torch.tensor([[0.7, -0.1, 0.5]]), torch.tensor([[0.5, 0.5, 0.5]])
     >>> metrics = compute_credit_metrics(advantages, returns, torch.ones(1, 3))  # C 0.4, T 0.5
@@ -200,9 +202,10 @@ def compute_rlvcr_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    A_traj is the trajectory advantage, A_think the thinking advantage. ``thinking_level_entropies
-    [B, R]`` holds A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B,
-    R]`` is the part of A_think due to token cost.
+    A_traj is the trajectory advantage. A_think is the thinking advantage, the credit for the
+    thinking level that the policy chose in a turn. ``thinking_level_entropies [B, R]`` holds it on
+    level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think
+    due to token cost.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
@@ -261,9 +264,10 @@ def compute_level_groups_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
-    The added tensor is positive on thoughts that are shorter than the mean over the group's other
+    This estimator needs no alternative thoughts (thoughts sampled at other thinking levels). The
+    added tensor is positive on thoughts that are shorter than the mean over the group's other
     successful trajectories in the same state. Returns the sum and the trajectory advantage, both
-    [B, R]. The other arguments are those of ``compute_rlvcr_outcome_advantage``.
+    [B, R]. The other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
 
     >>> rewards, price = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.3], [0.0]])
     >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5

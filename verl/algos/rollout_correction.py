@@ -45,9 +45,11 @@ def compute_correction_weights(
 ) -> tuple[PerToken, dict[str, float]]:
     """Return the weights ``[B, R]`` of the tokens in the loss, and metrics ``rollout_corr/...``.
 
+    The weights correct for the difference between the trainer's and the engine's log-probs.
     Unsampled tokens have weight 0. ``sequence_indices [B]`` is the number of the sequence to which
     each row belongs. A token that ``correction`` rejects has weight 0 and still counts in the
-    denominator of the loss.
+    denominator of the loss. Raises ``ValueError`` if ``correction`` has an unknown ``weight_level``
+    or ``reject_level``.
 
     >>> old, rollout = torch.tensor([[0.6, 0.1]]).log(), torch.tensor([[0.2, 0.2]]).log()
     >>> arguments = (old, rollout, torch.ones(1, 2), torch.tensor([0]))  # ratios 3 and 0.5
@@ -128,8 +130,10 @@ class _ProbRatios:
         self._sequence_indices = sequence_indices
 
     def compute_ratios(self, ratio_level: str) -> PerToken:
-        """Return the ratio ``p / q`` of every token, ``[B, R]``; ``ratio_level`` is as in the
-        rule.
+        """Return the ratio ``p / q`` of every token, ``[B, R]``.
+
+        ``ratio_level`` is ``token`` (the token's ratio), ``sequence`` (the product of the ratios of
+        its sequence) or ``geometric`` (their geometric mean).
         """
         if ratio_level == "token":
             return self.log_ratios.exp()

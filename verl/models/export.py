@@ -62,9 +62,10 @@ def merge_weights(
     """Convert the unsharded weights of a ``PolicyModel`` to those of its language model.
 
     ``prefix`` ("lm.") is removed from the names. ``scales`` maps each adapted module to the scale
-    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. So are the
-    names in ``tied_weight_names``, the same tensors as other weights. Raises ``ValueError`` for a
-    name without ``prefix``, and for adapters that cannot be merged.
+    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. Names in
+    ``tied_weight_names`` are omitted, as in ``save_pretrained``: these weights are the same tensors
+    as other weights. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
+    cannot be merged.
     """
     unprefixed_names = [name for name in state if not name.startswith(prefix)]
     if unprefixed_names:
@@ -157,7 +158,11 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
-    """Write the config with ``sdpa`` attention, and the code that the config names."""
+    """Write the config of the model, and the code that the config names, for other programs.
+
+    Attention is set to ``sdpa``, because other programs do not know packed attention, and the
+    key-value cache is enabled.
+    """
     config = copy.deepcopy(lm.config)
     config._attn_implementation = "sdpa"  # other programs do not know packed attention
     config.use_cache = True

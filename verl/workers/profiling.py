@@ -30,7 +30,11 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
 
 
 def memory_metrics(role: str) -> dict[str, float]:
-    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call."""
+    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call.
+
+    The metrics are host memory of the process, and allocated and reserved GPU memory. Their names
+    end in the role, except for the actor.
+    """
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_bytes = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
     if torch.cuda.is_available():
@@ -43,7 +47,11 @@ def memory_metrics(role: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def trace_call(profile_request: ProfileRequest | None, call: str) -> Iterator[None]:
-    """Write a PyTorch trace of the ``with`` block if ``profile_request`` lists this rank."""
+    """Trace the ``with`` block by the PyTorch profiler if ``profile_request`` lists this rank.
+
+    The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
+    chrome://tracing.
+    """
     if profile_request is None or get_rank() not in profile_request.ranks:
         yield
         return
