@@ -48,8 +48,7 @@ def compute_correction_weights(
     The weights correct for the difference between the trainer's and the engine's log-probs.
     Unsampled tokens have weight 0. ``sequence_indices [B]`` is the number of the sequence to which
     each row belongs. A token that ``correction`` rejects has weight 0 and still counts in the
-    denominator of the loss. Raises ``ValueError`` if ``correction`` has an unknown ``weight_level``
-    or ``reject_level``.
+    denominator of the loss.
 
     >>> old, rollout = torch.tensor([[0.6, 0.1]]).log(), torch.tensor([[0.2, 0.2]]).log()
     >>> arguments = (old, rollout, torch.ones(1, 2), torch.tensor([0]))  # ratios 3 and 0.5
