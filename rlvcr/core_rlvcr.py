@@ -116,13 +116,12 @@ def compute_credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """Return metrics that compare the thinking advantage with the trajectory advantage.
+    """Return metrics that compare the thinking advantage with the trajectory advantage ``returns``.
 
-    The thinking advantage is the credit for the thinking levels that the policy chose. ``returns``
-    holds the trajectory advantage. Means are over the tokens with a thinking advantage. With C =
-    mean ``|advantages - returns|`` and T = mean ``|returns|``, ``thinking_share`` is
-    ``C / (C + T)``. ``sign_flip_share`` is the share of tokens with non-zero trajectory advantage
-    whose sign the thinking advantage reverses. Other inputs of the estimator are ignored.
+    Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
+    and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
+    share of tokens with non-zero trajectory advantage whose sign the thinking advantage reverses.
+    Other inputs of the estimator are ignored.
 
     >>> advantages, returns = torch.tensor([[0.7, -0.1, 0.5]]), torch.tensor([[0.5, 0.5, 0.5]])
     >>> metrics = compute_credit_metrics(advantages, returns, torch.ones(1, 3))  # C 0.4, T 0.5
@@ -264,10 +263,9 @@ def compute_level_groups_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
-    This estimator needs no alternative thoughts (thoughts sampled at other thinking levels). The
-    added tensor is positive on thoughts that are shorter than the mean over the group's other
+    The added tensor is positive on thoughts that are shorter than the mean over the group's other
     successful trajectories in the same state. Returns the sum and the trajectory advantage, both
-    [B, R]. The other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+    [B, R]. The other arguments are those of ``compute_rlvcr_outcome_advantage``.
 
     >>> rewards, price = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.3], [0.0]])
     >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5

@@ -262,11 +262,7 @@ def _compute_reliabilities(
 
 
 def _compute_split_half_effects(turn: AuditedTurn, half_index: int) -> np.ndarray:
-    """Return the effects [K] of all options, measured with one half of their rollouts.
-
-    The effect of an option is its mean return minus the mean over all options. Half 0 has the
-    rollouts 0, 2, 4 and so on, half 1 the rollouts 1, 3, 5 and so on.
-    """
+    """Return the effects [K] of all options, measured with every second one of their rollouts."""
     half_returns = [option_returns[half_index::2] for option_returns in turn.returns]
     return _subtract_mean([fmean(half) if half else math.nan for half in half_returns])
 

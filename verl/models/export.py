@@ -158,11 +158,7 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
-    """Write the config of the model, and the code that the config names, for other programs.
-
-    Attention is set to ``sdpa``, because other programs do not know packed attention, and the
-    key-value cache is enabled.
-    """
+    """Write the config with ``sdpa`` attention, and the code that the config names."""
     config = copy.deepcopy(lm.config)
     config._attn_implementation = "sdpa"  # other programs do not know packed attention
     config.use_cache = True

@@ -103,8 +103,8 @@ def uses_causal_attention_call(prefix_length: int, length: int) -> bool:
     """Return True if a causal attention call computes a segment, False if a call with a mask does.
 
     The segment has ``length`` tokens after a shared prefix of ``prefix_length`` tokens. Calls with
-    a mask compute fewer pairs of tokens, but their masks need memory that grows with ``length *
-    (prefix_length + length)``.
+    a mask compute fewer pairs of tokens, but their masks need memory that grows with
+    ``length * (prefix_length + length)``.
     """
     return prefix_length == 0 or (prefix_length < length and length > MAX_MASKED_LENGTH)
 

@@ -73,10 +73,7 @@ def check_weights(
 
 
 def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
-    """Return True if transformers can load the weights, so that their names can be compared.
-
-    transformers needs a causal LM class for ``config`` and weights that are not quantised.
-    """
+    """Return True if transformers can load the weights, so that their names can be compared."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     is_known_class = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map")

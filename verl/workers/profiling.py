@@ -30,11 +30,7 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
 
 
 def memory_metrics(role: str) -> dict[str, float]:
-    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call.
-
-    The metrics are host memory of the process, and allocated and reserved GPU memory. Their names
-    end in the role, except for the actor.
-    """
+    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call."""
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_bytes = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
     if torch.cuda.is_available():

@@ -33,11 +33,7 @@ StepOutcome = tuple[dict[str, float], StepReport]
 def plan_mini_batches(
     data: DataProto, section: ActorConfig | CriticConfig, *seed: int | str
 ) -> Iterator[list[int]]:
-    """Yield the rows of this rank for every optimizer step of an update, epoch by epoch.
-
-    With ``section.shuffle`` every epoch has different mini-batches, otherwise all epochs of an
-    update have the same ones.
-    """
+    """Yield the rows of this rank for every optimizer step of an update, epoch by epoch."""
     for epoch in range(section.ppo_epochs):
         yield from epoch_mini_batches(data, section, epoch, *seed)
 

@@ -205,10 +205,7 @@ def _prefer_loopback() -> None:
 
 
 def find_session_directory_problem() -> str:
-    """Return an error message if the private directory for Ray's sessions cannot be used, else "".
-
-    ``PRIVATE_DIRECTORY`` must not exist yet, or be a directory of this user.
-    """
+    """Return an error message if ``PRIVATE_DIRECTORY`` cannot be used, else ""."""
     try:
         status = PRIVATE_DIRECTORY.lstat()
     except FileNotFoundError:

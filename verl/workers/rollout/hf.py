@@ -114,11 +114,7 @@ class _KVCache:
 
 
 class HFEngine(AdapterEngine):
-    """Rollout engine on transformers.
-
-    Every step samples one token per running request. Waiting requests join within a few steps, as
-    long as at most ``max_num_seqs`` requests run.
-    """
+    """Rollout engine on transformers. A step samples one token per request."""
 
     gives_logprobs = True
 
@@ -164,7 +160,7 @@ class HFEngine(AdapterEngine):
         seed: int = 0,
         max_num_seqs: int = 128,
     ) -> "HFEngine":
-        """Create an engine on a model that the caller owns and may train.
+        """Create an engine on a model that the caller may train.
 
         ``end_ids`` are the tokens that end a turn.
         """
