@@ -61,7 +61,10 @@ class TurnAlternativeThoughts:
 
 
 class AlternativeThoughtSampler:
-    """Sampler of alternative thoughts, which requests tokens from the engine by ``sample``."""
+    """Sampler of alternative thoughts: thoughts of a turn at other thinking levels.
+
+    It requests tokens from the rollout engine by calls of ``sample``.
+    """
 
     def __init__(
         self,
@@ -114,8 +117,9 @@ class AlternativeThoughtSampler:
     ) -> TurnAlternativeThoughts:
         """Sample a thought at each of ``levels`` after the prompt ``prompt_ids`` of the turn.
 
-        The seed of a thought depends only on the base seed, the trajectory, the turn and the level.
-        Requests with the same ``routing_key`` go to the same rollout worker.
+        ``parsed`` holds the level and thought that the policy sampled. The seed of a thought
+        depends only on the base seed, the trajectory, the turn and the level. Requests with the
+        same ``routing_key`` go to the same rollout worker.
         """
         sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
         alternatives = TurnAlternativeThoughts(num_requested=len(sampled_levels))

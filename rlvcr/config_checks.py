@@ -18,7 +18,11 @@ DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
 
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
-    """Set those keys of ``algorithm.rlvcr``, and the key ``env.levels``, that are null."""
+    """Give ``env.levels`` and the keys of ``algorithm.rlvcr`` that are null their derived values.
+
+    ``enable`` becomes true for the estimators of ``THINKING_ESTIMATORS``. ``env.levels`` becomes
+    true if alternative thoughts, ``level_groups`` or the demonstrations need levels.
+    """
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
     else:
@@ -232,9 +236,10 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 
 
 def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
-    """Return the overrides (``key=value``) that make a run add each optional batch column of RLVCR.
+    """Return, for each optional batch column of RLVCR, the override that makes a run add it.
 
-    They are "" for a column that this run adds already, and the fix in errors about others.
+    The override is "" if this run adds the column already. Error messages about a missing column
+    name the override as the fix.
     """
     settings = get_rlvcr_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"

@@ -58,14 +58,15 @@ def combine_advantages(
 ) -> PerToken:
     """Combine the trajectory advantage A_traj and the thinking advantage A_think.
 
+    A_think is the credit for the thinking level that the policy chose in a turn.
     ``trajectory [B, R]`` holds A_traj on sampled tokens. ``thinking [B, R]`` holds A_think on level
     digits and thoughts, 0 elsewhere. w is ``step_advantage_w``. ``combine`` names the formula:
 
     * ``additive``: ``A_traj + w A_think``;
     * ``gated``: ``A_traj + w sign(A_traj) A_think``;
     * ``success``: ``A_traj + w A_think`` in rows where ``success [B]`` is true, else A_traj;
-    * ``reweight``: ``A_traj g`` where ``reweight_factors [B, R]`` holds g; 0 means "no factor". w
-      and ``thinking`` are not used.
+    * ``reweight``: ``A_traj g`` where ``reweight_factors [B, R]`` holds g; 0 means "no factor".
+      w and ``thinking`` are not used.
 
     ``price_share [B, R]`` is the part of ``thinking`` due to token cost. ``gated`` would reverse
     the sign of this part where A_traj is negative, and so reward long thoughts. ``gated`` and
@@ -200,9 +201,10 @@ def compute_rlvcr_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    A_traj is the trajectory advantage, A_think the thinking advantage. ``thinking_level_entropies
-    [B, R]`` holds A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B,
-    R]`` is the part of A_think due to token cost.
+    A_traj is the trajectory advantage. A_think is the thinking advantage, the credit for the
+    thinking level that the policy chose in a turn. ``thinking_level_entropies [B, R]`` holds it on
+    level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think
+    due to token cost.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``

@@ -54,7 +54,8 @@ def compute_level_mutual_information(
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
     ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
-    Turns without a level are ignored. The result is empty if no turn has a level.
+    A value clearly above it shows that levels depend on situations. Turns without a level are
+    ignored. The result is empty if no turn has a level.
     """
     levels_and_situations = [
         (level, name) for level, name in zip(levels, situations, strict=True) if level
@@ -85,8 +86,9 @@ def compute_levels_by_situation(
 ) -> dict[str, float]:
     """Return metrics ``<prefix>/<situation>/*`` of the thinking levels that the policy chose.
 
-    ``steps`` is the number of turns in which the policy chose the level, and ``share_1..4`` are the
-    shares of the levels in them. ``needed_level`` is the mean required level, if the environment
+    A situation is a kind of state that the environment names. ``steps`` is the number of turns in
+    which the policy chose the level. ``share_1..4`` are the shares of the levels in these turns.
+    ``needed_level`` is the mean required level (lowest level that suffices), if the environment
     names it. The result is empty for more than ``MAX_SITUATIONS`` situations.
     """
     turns_by_situation: dict[str, list[ThinkingTurnRecord]] = {}
@@ -131,14 +133,22 @@ def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -
 
 
 class LevelCollapseDetector:
-    """Detector of thinking levels that the policy no longer samples, as RLVCR may cause."""
+    """Detector of thinking levels that the policy no longer samples, a known failure of the method.
+
+    ``steps_since_sampled`` maps each level (1 to 4) to the number of training steps since it was
+    last sampled.
+    """
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
         self.steps_since_sampled = dict.fromkeys(LEVELS, 0)
 
     def update(self, levels: Sequence[int | None]) -> list[int]:
-        """Record the levels of a training step; return those not sampled for ``patience`` steps."""
+        """Record the thinking levels sampled in one training step; return those no longer sampled.
+
+        These are the levels that were not sampled for ``patience`` steps or more. A warning is
+        logged every ``patience`` steps in which a level was not sampled.
+        """
         sampled_levels = set(levels)
         for level in LEVELS:
             steps = 0 if level in sampled_levels else self.steps_since_sampled[level] + 1
@@ -158,8 +168,9 @@ class LevelCollapseDetector:
         return [self.steps_since_sampled[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:
-        """Restore the counts of ``state()``; without any they are 0. Raises
-        ``InvalidStateError``.
+        """Restore the counts that ``state()`` returned; an empty ``state`` sets them to 0.
+
+        Raises ``InvalidStateError`` for other values.
         """
         are_counts = isinstance(state, list) and all(map(is_count, state))
         has_all_levels = are_counts and len(state) in (0, len(LEVELS))

@@ -84,7 +84,10 @@ PLAIN_FORMAT = TurnFormat()
 
 
 class ParseFailure(StrEnum):
-    """Reasons why a turn gets no thinking advantage: suffixes of ``rlvcr/parse_fail_*``."""
+    """Reasons why a turn gets no thinking advantage (credit for its thinking level).
+
+    The values are the suffixes of the metrics ``rlvcr/parse_fail_*``.
+    """
 
     # No <action> at all.
     MISSING_ACTION = "missing_action"
@@ -147,16 +150,20 @@ class ParsedTurn:
 
     @property
     def level_and_scored_span(self) -> tuple[int, Span]:
-        """Thinking level and ``score_span``. Raises ``ValueError`` for a parse failure."""
+        """Thinking level, and ``score_span``: the tokens whose log-probs score the action.
+
+        Raises ``ValueError`` for a turn with a parse failure.
+        """
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span
 
     def credit_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
-        """Return the token ranges of level digit and thought, plus ``offset``; none after a
-        failure.
+        """Return the token ranges that get the credit for the thinking level.
 
-        With ``includes_thought_end`` the thought includes the first token of ``</think>``.
+        They are the level digit and the thought; none for a turn with a ``failure``. ``offset``
+        (index of the turn's first token in the row) is added to all indices. With
+        ``includes_thought_end`` the range of the thought includes the first token of ``</think>``.
         """
         if self.failure is not None:
             return []

@@ -99,7 +99,7 @@ class TurnRecords(Sequence[ThinkingTurnRecord]):
     """Sequence of the turn records of a row, which ``make_records`` builds at each access."""
 
     def make_records(self) -> Sequence[ThinkingTurnRecord]:
-        """Return the records of all turns."""
+        """Build the turn records of the row. Subclasses define this method."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[ThinkingTurnRecord]:
@@ -121,7 +121,8 @@ class TurnRecords(Sequence[ThinkingTurnRecord]):
 class CreditedTurns(TurnRecords):
     """Sequence of the turn records of a row, with scores and credit for the thinking levels.
 
-    ``credit`` is added only when ``records``, which may be in another process, are read.
+    ``credit`` is added to ``records`` when they are read, because ``records`` may be stored in
+    another process.
     """
 
     records: Sequence[ThinkingTurnRecord]

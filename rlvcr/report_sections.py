@@ -36,7 +36,9 @@ LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4:
 def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     """Return shares of the thinking levels, and the mutual information of levels and situations.
 
-    Where the environment names no situation, the observation (``anchor_obs``) is used.
+    The metrics are ``<prefix>/level_share_1..4`` and ``<prefix>/level_information``. Shares are
+    among the turns with a level. A situation is the kind of state that the environment names. Where
+    it names none, the observation (``anchor_obs``) is used.
     """
     columns = batch.non_tensor_batch
     turns = [step for row in columns["steps"] for step in row]
@@ -63,9 +65,11 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
 
 
 def load_audit_returns(directory: Path) -> Outcomes:
-    """Return the returns of continued episodes that ``main_audit`` wrote to ``directory``, if any.
+    """Return the returns of continued episodes that ``main_audit`` wrote to ``directory``.
 
-    They map (``traj_uid``, turn number) to a dict from level or action number to returns.
+    The program ``main_audit`` executes each thinking level or action at a turn, and continues the
+    episode to its end. The keys are (``traj_uid``, turn number); the values map the number of each
+    level or action to its returns. The result is empty if the directory has no ``audit.json``.
     """
     path = directory / AUDIT_FILE
     if not path.exists():

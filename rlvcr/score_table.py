@@ -145,7 +145,10 @@ def _build_action_span(turn: RowTurn) -> SpanRequest:
 
 
 def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
-    """Return one branch per alternative thought of ``turn``, whose action tokens are scored."""
+    """Return one branch (request to score an action) per alternative thought of ``turn``.
+
+    It contains the thought, followed by the action of the turn, whose tokens are scored.
+    """
     if turn.alternatives is None:
         return []
     _, (action_start, action_end) = turn.parsed.level_and_scored_span
@@ -169,7 +172,7 @@ def _build_digit_span(turn: RowTurn) -> SpanRequest:
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[BranchRequest]:
-    """Return branches for the log-prob of each level digit that was not sampled."""
+    """Return requests (branches) for the log-prob of each level digit that was not sampled."""
     start = turn.start + turn.digit_position
     return [
         BranchRequest(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
@@ -186,7 +189,9 @@ def build_score_table(
 ) -> ScoredTurns:
     """Build the table of the scores of actions, with one line per turn and one column per level.
 
-    ``branch_scores`` are of actions after alternative thoughts, ``span_scores`` after sampled ones.
+    ``span_scores`` are of actions after the sampled thoughts. ``branch_scores`` are of the same
+    actions after alternative thoughts (sampled at other thinking levels). ``score`` is the value of
+    ``algorithm.rlvcr.score``.
     """
     entries: list[dict[int, ScoreResult]] = []
     for row, row_span_scores, row_branch_scores in zip(
@@ -234,7 +239,8 @@ def build_score_table(
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
     """Return metrics ``rlvcr/*`` of the scores of actions and of alternative thoughts of a batch.
 
-    ``rlvcr/expanded_steps`` counts turns with requested thoughts, even if all were dropped.
+    ``rlvcr/expanded_steps`` counts the turns for which alternative thoughts were requested, even if
+    all were dropped. ``advantage`` [S] is the thinking advantage of each turn.
     """
     expanded_indices = [s for s, turn in enumerate(table.turns) if turn.alternatives is not None]
     requested_alternatives = [

@@ -78,7 +78,10 @@ GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for short t
 def add_score_requests(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> None:
-    """Add the columns of ``build_score_requests``, and ``rows`` as column ``thinking_steps``."""
+    """Add the columns of ``build_score_requests``, and ``rows`` as column ``thinking_steps``.
+
+    ``add_thinking_advantages`` reads and removes these columns.
+    """
     branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
@@ -87,7 +90,8 @@ def add_thinking_advantages(data: DataProto, config: PPOConfig) -> DataProto:
     """Replace the scores of actions in ``data`` by credit for the chosen thinking levels.
 
     ``data`` has the columns of ``add_score_requests``. The training workers added ``branch_scores``
-    and ``span_scores``. All these columns are removed. New columns, all [B, R]:
+    (of the action after each alternative thought) and ``span_scores`` (of the action after the
+    sampled thought). All these columns are removed. New columns, all [B, R]:
 
     * ``thinking_level_entropies``: the credit (thinking advantage);
     * ``thinking_token_costs``: the part of it due to token cost;
@@ -140,7 +144,10 @@ def add_thinking_advantages(data: DataProto, config: PPOConfig) -> DataProto:
 def _add_credit_columns(
     data: DataProto, table: ScoredTurns, credit: "_BatchCredit", config: PPOConfig
 ) -> None:
-    """Add ``credit`` for the thinking levels, and the bonus for rare levels, to ``data``."""
+    """Add ``credit`` for the thinking levels, and the bonus for rare levels, to ``data``.
+
+    Each becomes a column [B, R] with the value of a turn on its level digit and thought.
+    """
     rlvcr = get_rlvcr_settings(config.algorithm)
     columns = {
         THINKING_ADVANTAGES: credit.advantage,
@@ -329,7 +336,10 @@ class _BatchCredit(NamedTuple):
 def _compute_credit(
     table: ScoredTurns, charged_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _BatchCredit:
-    """Return the credit of all turns for their thinking levels, from the scores in ``table``."""
+    """Return the credit of all turns for their thinking levels, from the scores in ``table``.
+
+    ``charged_tokens`` [S, 4] are the numbers of thought tokens that have a token cost.
+    """
     utilities = (table.scores, table.is_valid, table.chosen_columns, charged_tokens)
     advantage, price_share = compute_thinking_advantage(
         *utilities,
@@ -351,7 +361,11 @@ def _compute_credit(
 def _permute_credit(
     credit: _BatchCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
 ) -> _BatchCredit:
-    """Return ``credit`` shuffled among the scored turns, as a control experiment."""
+    """Return ``credit`` shuffled among the scored turns, as a control experiment.
+
+    The result has the same thinking advantages, assigned to random turns. Turns of successful
+    trajectories and other turns are shuffled separately.
+    """
     generator = torch.Generator().manual_seed(seed)
     is_compared = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)
     source_indices = torch.arange(len(table.chosen_columns))

@@ -363,6 +363,7 @@ def compute_thought_length_statistics(
 ) -> ThoughtLengthStatistics:
     """Compute mean and scale of the thought lengths with which each of S turns is compared.
 
+    A turn is compared with turns of the group's other successful trajectories in the same state.
     ``tokens [S]`` are the numbers of thought tokens of the turns. ``is_compared [S]`` marks the
     parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
     ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never

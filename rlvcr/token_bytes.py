@@ -8,7 +8,12 @@ _PROBE_TEXT = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1
 
 
 class Tokenizer(Protocol):
-    """Methods of a transformers tokenizer that ``TokenBytes`` uses; they return texts here."""
+    """Methods of a transformers tokenizer that ``TokenBytes`` uses.
+
+    The return type is Any, because transformers returns a text or a list of texts depending on the
+    argument. With the arguments used here, ``decode`` returns a text. ``convert_ids_to_tokens``
+    returns a text, or None for an unknown id.
+    """
 
     def get_added_vocab(self) -> dict[str, int]: ...
 
@@ -47,7 +52,8 @@ def _decode_sentence_piece(token: str) -> bytes:
 class TokenBytes:
     """Callable that returns the bytes of each token id, cached, for one transformers tokenizer.
 
-    Raises ``ValueError`` if no method reproduces the bytes of a test text.
+    Supports byte-level BPE and SentencePiece vocabularies, and others by decoding single tokens.
+    Raises ``ValueError`` if none of these methods reproduces a test text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -205,7 +205,10 @@ class DataProto:
         return self.batch.batch_size[0]
 
     def check_consistency(self) -> None:
-        """Raise ``ValueError`` for columns whose length differs from the number of rows."""
+        """Raise ``ValueError`` for columns whose length differs from the number of rows.
+
+        Raises ``TypeError`` for a tensor column that is nested or jagged.
+        """
         if self.batch.batch_dims != 1:
             raise ValueError(
                 f"batch must have exactly one batch dimension, got {list(self.batch.batch_size)}"
@@ -422,7 +425,11 @@ class DataProto:
     # ---- serialisation -------------------------------------------------------------------------
 
     def narrow_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
-        """Return a table whose columns have smaller ``dtypes`` until a process receives it."""
+        """Return a table whose columns have smaller ``dtypes`` until another process receives it.
+
+        That process restores the dtypes. Columns that this table lacks are ignored. The caller
+        ensures that the values fit.
+        """
         keys = [key for key in dtypes if key in self.tensor_keys()]
         table = self.select()
         restored = {key: self.batch[key].dtype for key in keys}

@@ -41,8 +41,8 @@ BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 class ConsoleMetric:
     """A metric in the console output of every training step: ``label`` and values of ``metrics``.
 
-    ``number_format`` is the format of each value. It is omitted if one of ``metrics`` was not
-    logged.
+    ``number_format`` is the format of each value. The metric is omitted if one of ``metrics`` was
+    not logged.
     """
 
     label: str

@@ -50,11 +50,11 @@ class AuditedTurn:
     such rollouts per option. ``chosen`` is the number (from 1) of the option in the original
     trajectory. ``won`` is true if this trajectory had success.
 
-    ``scores`` has the scores [K] of all options by credit rule; it is empty for actions.
-    ``step_scores`` has the score of the chosen option by credit rule, NaN if it is unknown.
-    ``step`` is the turn number and ``seed`` the seed of the episode. Turns of one ``task`` are
-    correlated; a turn without a task is independent. ``options`` are the actions; it is empty for
-    levels. Field names are keys of ``audit.json``.
+    A credit rule gives an option a score. ``scores`` has the scores [K] of all options by credit
+    rule; it is empty for actions. ``step_scores`` has the score of the chosen option by credit
+    rule, NaN if it is unknown. ``step`` is the turn number and ``seed`` the seed of the episode.
+    Turns of one ``task`` are correlated; a turn without a task is independent. ``options`` are the
+    actions; it is empty for levels. Field names are keys of ``audit.json``.
     """
 
     traj_uid: str
@@ -78,10 +78,11 @@ class AuditedTurn:
 class ScoreCorrelations:
     """Rank correlations of one score with the measured effects of options on the return.
 
-    ``all_levels``: over all levels of all points. ``in_won``: over the points in successful
-    trajectories. ``in_lost``: over the points in unsuccessful trajectories. ``chosen``: over the
-    original option of every point. The first three are None for a score that exists for the
-    original option only.
+    A score is the credit that a rule gives to an option. A point is a turn at which all options
+    (levels or actions) were executed. ``all_levels``: over all levels of all points. ``in_won``:
+    over the points in successful trajectories. ``in_lost``: over the points in unsuccessful
+    trajectories. ``chosen``: over the original option of every point. The first three are None for
+    a score that exists for the original option only.
     """
 
     name: str
@@ -95,11 +96,12 @@ class ScoreCorrelations:
 class AuditResult:
     """Result of an audit: credit rules compared with measured effects of options on the return.
 
-    At each of ``points`` turns every option was executed ``rollouts_per_option`` times.
-    ``level_effects``: mean effects of levels 1 to 4; empty for actions. ``scores``: correlations of
-    each credit rule with the effects, sorted by the correlation at the chosen options.
-    ``reliability``: expected correlation of the effects of all options in two audits.
-    ``second_audit``: this correlation for the same subsets as the scores.
+    An option is a thinking level or an action. At each of ``points`` turns every option was
+    executed ``rollouts_per_option`` times. ``level_effects``: mean effects of levels 1 to 4; empty
+    for actions. ``scores``: correlations of each credit rule with the effects, sorted by the
+    correlation at the chosen options. ``reliability``: expected correlation of the effects of all
+    options in two audits. ``second_audit``: this expected correlation for all options, for those of
+    turns in successful and in unsuccessful trajectories, and for the chosen options.
     """
 
     points: int
@@ -115,9 +117,9 @@ def correlate_scores(
 ) -> AuditResult:
     """Compare every score of the audited turns ``turns`` with the measured effects of options.
 
-    The score ``random``, of random numbers, is added as a control. Intervals are from ``resamples``
-    bootstrap samples of tasks, each task with all of its points. Raises ``ValueError`` without
-    points.
+    A score is the credit that a rule gives to an option (level or action). The score ``random``, of
+    random numbers, is added as a control. Intervals are from ``resamples`` bootstrap samples of
+    tasks, each task with all of its turns. Raises ``ValueError`` without turns.
     """
     if not turns:
         raise ValueError(
@@ -175,7 +177,10 @@ class _AuditStatistics:
     def compute_interval(
         self, measure: WeightedMeasure, selected: np.ndarray | None = None
     ) -> Interval:
-        """Compute a statistic of the ``selected`` turns [P], with its bootstrap interval."""
+        """Compute a statistic of the audited turns by ``measure``, with its bootstrap interval.
+
+        ``selected`` [P] marks the turns to include (default: all).
+        """
         is_counted = np.ones(len(self._turns), dtype=bool) if selected is None else selected
         return _bootstrap_interval(
             measure, is_counted, self._tasks, self._seed, self._num_resamples
@@ -184,7 +189,11 @@ class _AuditStatistics:
     def compute_level_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreCorrelations:
-        """Return the statistic ``measure`` of two tables of values [P, K] (P turns, K levels)."""
+        """Return the statistic ``measure`` of two tables of values [P, K] (P turns, K levels).
+
+        The statistic is computed for all levels, for those in successful and in unsuccessful
+        trajectories, and for the chosen ones. ``name`` is the name of the score in ``first``.
+        """
         measure_levels = partial(measure, first, second)
         chosen = [_select_chosen_values(self._turns, table) for table in (first, second)]
         return ScoreCorrelations(
@@ -198,7 +207,11 @@ class _AuditStatistics:
     def compute_chosen_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreCorrelations:
-        """Return the statistic ``measure`` of two arrays [P], where ``first`` is not NaN."""
+        """Return the statistic ``measure`` of two arrays [P], with one value per audited turn.
+
+        A value belongs to the option (level or action) that the original trajectory chose. Turns
+        where ``first`` is NaN are omitted. ``name`` is the name of the score in ``first``.
+        """
         interval = self.compute_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreCorrelations(name, None, None, None, interval)
 
@@ -206,7 +219,10 @@ class _AuditStatistics:
 def _estimate_audit_reliability(
     comparison: _AuditStatistics, turns: Sequence[AuditedTurn]
 ) -> ScoreCorrelations:
-    """Return the correlations of the measured effects with those of a second audit."""
+    """Return the correlations that the measured effects would have with those of a second audit.
+
+    They are estimated from two halves of the rollouts, and show how noisy the effects are.
+    """
     first, second = (
         [_compute_split_half_effects(turn, half_index) for turn in turns] for half_index in (0, 1)
     )
@@ -221,8 +237,9 @@ def _estimate_audit_reliability(
 def compute_reliability(turns: Sequence[AuditedTurn]) -> float:
     """Return the expected correlation of the effects that two audits measure at the same turns.
 
-    It is computed from two halves of the rollouts of ``turns`` (Spearman-Brown); NaN with one
-    rollout per option.
+    The effect of an option (level or action) is its mean return minus the mean over all options of
+    the turn. The result is computed from two halves of the rollouts of ``turns`` (Spearman-Brown);
+    NaN with one rollout per option.
 
         correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
@@ -272,8 +289,8 @@ def _bootstrap_interval(
 ) -> Interval:
     """Return the statistic ``measure`` of the counted turns, with a bootstrap interval over tasks.
 
-    The options of a turn and the turns of a task are not independent. With one task there are no
-    bounds.
+    Tasks are resampled, because neither the options of a turn nor the turns of a task are
+    independent. With one task there are no bounds (NaN).
     """
     if not is_counted.any():
         return math.nan, math.nan, math.nan
@@ -298,7 +315,11 @@ def _bootstrap_interval(
 
 
 def _repeat_weights_for_options(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Repeat the weights [R, P] of P turns for the K options, if ``values`` is [P, K]."""
+    """Return the bootstrap weights [R, P] of P turns as one weight per value.
+
+    R is the number of bootstrap samples. If ``values`` is [P, K], each weight is repeated for the K
+    options of its turn.
+    """
     return np.repeat(weights, values.size // weights.shape[1], axis=1)
 
 

@@ -24,7 +24,8 @@ class LevelRule:
     """Rule that forces thinking level k with probability ``shares[k - 1]``.
 
     Otherwise the policy chooses the level. With ``forces_required_level`` the rule forces the
-    required level, if the environment names it. Raises ``ValueError`` for invalid shares.
+    required level: the lowest that suffices, which the environment names. The policy chooses in
+    turns without a required level. Raises ``ValueError`` for invalid shares.
     """
 
     shares: tuple[float, ...] = (0.0,) * len(LEVELS)
@@ -57,7 +58,8 @@ class LevelRule:
     def draw_level(self, uniform_number: float, required_level: int | None) -> int | None:
         """Return the thinking level to force in a turn, or None if the policy chooses.
 
-        ``uniform_number`` is a random number in [0, 1).
+        ``uniform_number`` is a random number in [0, 1). ``required_level`` is the lowest level that
+        suffices in this turn, if the environment names it.
 
             shares (0.1, 0.1, 0.1, 0.1): number 0.15 gives level 2, number 0.5 gives None
         """
@@ -80,9 +82,11 @@ _FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
 def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRule | None:
     """Return the rule ``name``, which determines the thinking level of every turn.
 
-    ``turns`` are those of a rollout in which the policy chose the levels. Returns None for
-    ``random`` if no turn has a readable level, and for ``oracle`` if the environment names no
-    required level. Raises ``ValueError`` for an unknown name.
+    ``turns`` are those of a rollout in which the policy chose the levels. The rule ``random`` draws
+    levels with the frequencies that they have in ``turns``. The rule ``oracle`` forces the lowest
+    level that suffices. Returns None for ``random`` if no turn has a readable level, and for
+    ``oracle`` if the environment names no required level. Raises ``ValueError`` for an unknown
+    name.
     """
     if name in _FIXED_RULES:
         return _FIXED_RULES[name]
@@ -107,10 +111,11 @@ _MISSING_REASONS = {
 def select_level_rules(
     names: Sequence[LevelRuleName], turns: Sequence[ThinkingTurnRecord]
 ) -> dict[LevelRuleName, LevelRule]:
-    """Return those of the rules ``names`` that force thinking levels, by name.
+    """Return the rules ``names`` that force thinking levels, by name.
 
-    ``turns`` are those of ``build_level_rule``. A rule that needs levels which they do not have is
-    dropped with a warning.
+    Rollouts under these rules are compared with the rollout of ``turns``, in which the policy chose
+    the levels. So the rule ``free`` is not included. A rule that needs levels which ``turns`` do
+    not have is dropped with a warning.
     """
     rules: dict[LevelRuleName, LevelRule] = {}
     for name in names:

@@ -44,7 +44,11 @@ CONVENTIONAL_INPUTS = {
 
 
 class RegisteredEstimator:
-    """Callable registry entry: an estimator's function, its inputs and parameters."""
+    """Callable registry entry: an estimator's function and its declarations (inputs, parameters).
+
+    The declarations are not attributes of the function, because one function may be registered
+    under two names with different parameters.
+    """
 
     def __init__(
         self,

@@ -114,9 +114,11 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, object]) -> None:
-        """Restore the controller from ``state`` of a checkpoint. Raises ``InvalidStateError``.
+        """Restore the controller from ``state``, which a checkpoint contains.
 
-        Nothing is restored if this run or the run of the checkpoint limits no loss of success.
+        Do nothing if ``tolerance`` is None: prices are then constant. Do nothing either if
+        ``state`` has no average, because its run had no ``tolerance``. The factor then starts at 0.
+        Raises ``InvalidStateError`` for invalid values.
         """
         multiplier, average, best = (
             read_state_value(

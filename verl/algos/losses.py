@@ -103,7 +103,10 @@ def compute_token_mean(
 def resolve_clip_range(
     cliprange: float | None, low: float | None, high: float | None
 ) -> tuple[float, float]:
-    """Return the clip bounds (low, high). A bound of None is ``cliprange``, or 0.2."""
+    """Return the clip bounds (low, high).
+
+    ``cliprange`` replaces a bound that is None. If it is None too, the bound is 0.2.
+    """
     default_bound = 0.2 if cliprange is None else cliprange
     return (default_bound if low is None else low), (default_bound if high is None else high)
 

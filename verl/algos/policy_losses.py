@@ -24,7 +24,11 @@ from verl.algos.token_losses import (
 
 
 def _ones_with_gradient(values: Tensor) -> Tensor:
-    """Return a tensor of ones that has the gradient of ``values``."""
+    """Return a tensor of ones that has the gradient of ``values``.
+
+    The product of ``x`` (without gradient) and this tensor has the value x and the gradient
+    ``x * grad(values)``.
+    """
     return (values - values.detach()).exp()
 
 
@@ -197,7 +201,12 @@ def compute_policy_loss_dppo_kl(loss_inputs: PolicyLossInputs) -> TokenLosses:
 def _compute_masked_token_losses(
     loss_inputs: PolicyLossInputs, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
-    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far."""
+    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.
+
+    ``rose_too_far`` and ``fell_too_far`` [B, R] mark such tokens. The first counts where the
+    advantage A is above 0, the second where it is below 0. r is the probability ratio and c the
+    bound ``ceiling`` of ``loss_inputs``.
+    """
     moved_too_far = (loss_inputs.advantages > 0) & rose_too_far | (
         loss_inputs.advantages < 0
     ) & fell_too_far

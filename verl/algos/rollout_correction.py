@@ -45,6 +45,7 @@ def compute_correction_weights(
 ) -> tuple[PerToken, dict[str, float]]:
     """Return the weights ``[B, R]`` of the tokens in the loss, and metrics ``rollout_corr/...``.
 
+    The weights correct for the difference between the trainer's and the engine's log-probs.
     Unsampled tokens have weight 0. ``sequence_indices [B]`` is the number of the sequence to which
     each row belongs. A token that ``correction`` rejects has weight 0 and still counts in the
     denominator of the loss.
@@ -128,8 +129,10 @@ class _ProbRatios:
         self._sequence_indices = sequence_indices
 
     def compute_ratios(self, ratio_level: str) -> PerToken:
-        """Return the ratio ``p / q`` of every token, ``[B, R]``; ``ratio_level`` is as in the
-        rule.
+        """Return the ratio ``p / q`` of every token, ``[B, R]``.
+
+        ``ratio_level`` is ``token`` (the token's ratio), ``sequence`` (the product of the ratios of
+        its sequence) or ``geometric`` (their geometric mean).
         """
         if ratio_level == "token":
             return self.log_ratios.exp()

@@ -165,7 +165,10 @@ def add_step_advantages(
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> tuple[PerToken, PerToken]:
-    """Add ``weight`` times the step advantage to the row advantage of each sampled token."""
+    """Add ``weight`` times the step advantage to the row advantage of each sampled token.
+
+    Returns advantages and returns ``[B, R]``, which are the same tensor.
+    """
     advantages = spread(per_row, response_mask)
     step_advantages = broadcast_to_step_tokens(step_values, steps, step_ids) * response_mask.float()
     combined_advantages = advantages + weight * step_advantages.to(advantages.device)
@@ -240,8 +243,9 @@ def compute_hierarchical_advantages(
 ) -> PerStep:
     """Return the weighted mean of the step advantages over context lengths, float64 ``[S]``.
 
-    A context is the state of a step and the k states before it, with k = 0 to ``max_context``. If a
-    context occurs once, the advantage for this k is 0, and the mean includes this 0.
+    A context is the state of a step and the k states before it, with k = 0 to ``max_context``.
+    Steps with equal contexts are compared. If a context occurs once, the advantage for this k is 0,
+    and the mean includes this 0.
     """
     weighted_mean = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(max_context + 1)]
@@ -327,8 +331,9 @@ def compute_goal_distances(
 ) -> dict[Hashable, int]:
     """Return the number of steps to the goal for every state with a path to it.
 
-    ``next_states`` are the states after ``states``. The goal of a group is ``(uid, None)``. The
-    search is breadth-first from the goals and follows the edges backwards.
+    ``next_states`` are the states after ``states``. A state is a pair of the group's uid and the
+    observation. The goal of a group, ``(uid, None)``, follows its last state. The search is
+    breadth-first from the goals and follows the edges backwards.
     """
     predecessors: dict[Hashable, set[Hashable]] = {}
     for state, next_state in zip(states, next_states, strict=True):

@@ -43,7 +43,10 @@ class PolicyLossInputs:
 
     @property
     def prob_ratio(self) -> PerToken:
-        """New over old probability, ``[B, R]``, limited to e^-20..e^20."""
+        """New over old probability, ``[B, R]``, limited to e^-20..e^20.
+
+        The gradient is 0 where the limit applies.
+        """
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
     def compute_row_mean(self, values: PerToken) -> PerToken:
@@ -58,7 +61,8 @@ class TokenLosses:
     """Result of a policy loss: token losses ``[B, R]``, and masks of tokens that a bound changed.
 
     ``clipped`` marks tokens that the clip range changes, or that the loss selects to treat them
-    differently. ``capped`` marks tokens whose loss the bound ``clip_ratio_c`` of dual clip limits.
+    differently (as Clip-Cov does). ``capped`` marks tokens whose loss the bound ``clip_ratio_c`` of
+    dual clip limits. None means that there is no such bound.
     """
 
     losses: PerToken
@@ -70,7 +74,10 @@ PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
 def compute_clipped_surrogate(ratio: PerToken, loss_inputs: PolicyLossInputs) -> TokenLosses:
-    """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)`` for the ``ratio`` r."""
+    """Return PPO's clipped token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``.
+
+    r is ``ratio`` and A the advantage. ``low`` and ``high`` are the clip range of ``loss_inputs``.
+    """
     unclipped_losses = -loss_inputs.advantages * ratio
     clipped_losses = -loss_inputs.advantages * ratio.clamp(
         1 - loss_inputs.low, 1 + loss_inputs.high

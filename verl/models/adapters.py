@@ -127,7 +127,11 @@ def require_adapter_fits(adapter: Mapping[str, torch.Tensor], model: "PreTrained
 
 
 def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[str, AdapterShape]:
-    """Return rank and target modules of a run's LoRA adapters by name, the policy's first."""
+    """Return rank and target modules of a run's LoRA adapters by name, the policy's first.
+
+    The other adapters are not trained. ``model`` is the model without adapters, which may be on
+    ``meta``.
+    """
     targets = tuple(map(str, expand_target_modules(model, config.target_modules)))
     shapes = {POLICY_MODEL: AdapterShape(config.lora_rank, targets)}
     for name, directory in config.adapters.items():

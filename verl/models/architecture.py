@@ -229,7 +229,11 @@ def _without_dropout_and_gradient(lm: "PreTrainedModel") -> Iterator[None]:
 
 
 def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
-    """Choose packed passes if they have no ``reason`` against them and give equal log-probs."""
+    """Choose packed passes if they give the log-probs of plain passes, else row-wise passes.
+
+    If ``reason`` is not empty, it says why packed passes are not tried. Raises
+    ``UnsupportedArchitectureError`` if row-wise passes give other log-probs than plain passes too.
+    """
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     logits_by_forward = _config_changes_logits(lm.config) or forward_changes_logits(lm)
     if not reason:

@@ -57,7 +57,10 @@ class RowGroup:
 
 
 class AttentionCalls:
-    """Attention calls that compute attention over one packed sequence of rows, in packed order.
+    """Attention calls that compute attention over one packed sequence of rows.
+
+    A row whose prefix another row contains is packed without it; what remains is an *end*. The
+    calls return their outputs in packed order. There are three kinds:
 
     * ``row_groups`` compute the rows that are packed whole. ``row_sizes`` is the number of tokens
       of each group;
@@ -80,15 +83,19 @@ class AttentionCalls:
         num_causal = sum(map(uses_causal_attention_call, layout.starts, layout.lengths))
         rows = list(_group_by_length(layout, range(num_rows)))
         ends = list(_group_by_length(layout, range(num_rows, num_causal)))
-        self.row_sizes = [sum(layout.lengths[i] for i in group) for group in rows]
-        self.row_groups = [_create_row_group(layout, group, device) for group in rows]
-        self.suffix_groups = [_create_row_group(layout, group, device) for group in ends]
+        self.row_sizes = [sum(layout.lengths[i] for i in segment_group) for segment_group in rows]
+        self.row_groups = [
+            _create_row_group(layout, segment_group, device) for segment_group in rows
+        ]
+        self.suffix_groups = [
+            _create_row_group(layout, segment_group, device) for segment_group in ends
+        ]
         self.suffix_positions = None
         if ends:
-            positions = [group.gather_positions for group in self.suffix_groups]
+            positions = [row_group.gather_positions for row_group in self.suffix_groups]
             self.suffix_positions = torch.cat([p for p in positions if p is not None])
             self.suffix_groups = [
-                replace(group, gather_positions=None) for group in self.suffix_groups
+                replace(row_group, gather_positions=None) for row_group in self.suffix_groups
             ]
         self.block_masks: list[torch.Tensor] = []
         self.block_key_positions = None
@@ -114,7 +121,10 @@ def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[
 def _create_row_group(
     layout: PackedLayout, segments: Sequence[int], device: torch.device | str
 ) -> RowGroup:
-    """Return the ``RowGroup`` of ``segments``, of which either all or none have a prefix."""
+    """Return the ``RowGroup`` that computes ``segments`` in one call, with the prefix of each.
+
+    Either all ``segments`` have a prefix or none has.
+    """
     starts = [layout.starts[i] for i in segments]
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
     max_length = max(lengths)

@@ -66,7 +66,10 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def attention_window(config: "PreTrainedConfig") -> int | None:
-    """Return the smallest attention window of a layer (tokens, query included), None for none."""
+    """Return the smallest attention window of any layer in tokens, including the query itself.
+
+    None means that all layers have full causal attention.
+    """
     text_config = config.get_text_config()
     layer_types = getattr(text_config, "layer_types", None)
     window_sizes = []

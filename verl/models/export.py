@@ -62,9 +62,10 @@ def merge_weights(
     """Convert the unsharded weights of a ``PolicyModel`` to those of its language model.
 
     ``prefix`` ("lm.") is removed from the names. ``scales`` maps each adapted module to the scale
-    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. So are the
-    names in ``tied_weight_names``, the same tensors as other weights. Raises ``ValueError`` for a
-    name without ``prefix``, and for adapters that cannot be merged.
+    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. Names in
+    ``tied_weight_names`` are omitted, as in ``save_pretrained``: these weights are the same tensors
+    as other weights. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
+    cannot be merged.
     """
     unprefixed_names = [name for name in state if not name.startswith(prefix)]
     if unprefixed_names:

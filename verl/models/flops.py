@@ -114,7 +114,10 @@ def _query_width(text_config: "PreTrainedConfig") -> int:
 def _count_weights_per_token(
     name: str, parameter: nn.Parameter, text_config: "PreTrainedConfig"
 ) -> tuple[float, bool]:
-    """Return the weights of ``parameter`` that a token is multiplied with, and if it is trained."""
+    """Return the number of weights of ``parameter`` that one token is multiplied with.
+
+    Also return True if ``parameter`` is trained.
+    """
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
     if parameter.dim() == 3 and "expert" in name:  # each token uses only some of the experts
         experts = parameter.shape[0]

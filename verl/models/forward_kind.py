@@ -89,9 +89,10 @@ class RowWiseForward:
 class PackedForward:
     """Packed forward: one pass of a micro-batch whose rows form one sequence without padding.
 
-    A micro-batch with a row or branch longer than ``limit`` tokens, such as an attention window, is
-    computed by the row-wise passes ``long_rows`` instead; None allows any length.
-    ``logits_by_forward`` is that of ``RowWiseForward``.
+    A micro-batch with a row or branch (alternative continuation) longer than ``limit`` tokens is
+    computed by the row-wise passes ``long_rows`` instead. The limit is an attention window, for
+    example; None allows any length. ``logits_by_forward`` is True if the model's ``forward`` must
+    compute the logits, because it scales or caps them.
     """
 
     attention: str
@@ -106,7 +107,10 @@ class PackedForward:
         position_ids: torch.Tensor,
         layout: PackedLayout,
     ) -> torch.Tensor:
-        """Return the last hidden states [T, H] by one pass, or by those of ``long_rows``."""
+        """Return the last hidden states [T, H] by one packed pass.
+
+        If a row or branch exceeds ``limit``, use the row-wise passes ``long_rows`` instead.
+        """
         if self.long_rows is None:
             return compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
         if self._exceeds_packing_limit(layout.longest_context):
@@ -120,7 +124,11 @@ class PackedForward:
         return hidden + _run_dummy_passes(missing, lambda: compute_packed_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[BranchRequest]) -> int:
-        """Return the number of tokens to compute for a row of ``length`` tokens with branches."""
+        """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
+
+        Branches are alternative continuations of the row. Their prefix is computed once, unless the
+        row or a branch exceeds the limit of packed passes.
+        """
         ends = [branch.start + len(branch.token_ids) for branch in branches]
         if self.long_rows is not None and self._exceeds_packing_limit(max([length, *ends])):
             return self.long_rows.count_tokens(length, branches)
@@ -188,7 +196,12 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
 
 
 def _count_dummy_passes(backbone: nn.Module, passes: int) -> int:
-    """Return the largest number of ``passes`` of any rank minus that of this rank."""
+    """Return the largest number of ``passes`` of any rank minus that of this rank.
+
+    This rank must run so many additional passes, because passes through a sharded model are
+    collective operations. The result is 0 for a model that is not sharded yet: only rank 0 passes
+    tokens through it, to compare packed and row-wise passes.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0
     if not any(isinstance(module, FSDPModule) for module in backbone.modules()):
@@ -201,7 +214,11 @@ def _count_dummy_passes(backbone: nn.Module, passes: int) -> int:
 
 
 def _run_dummy_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
-    """Run the missing passes; return a zero that depends on them, also for backward."""
+    """Call ``run_pass`` ``count`` times, so that this rank runs as many passes as the other ranks.
+
+    Passes through a sharded model are collective operations. Returns a zero that depends on the
+    outputs, so that backward runs through these passes too.
+    """
     zero: torch.Tensor | float = 0.0
     for _ in range(count):
         zero = zero + run_pass().sum() * 0.0

@@ -37,7 +37,10 @@ _CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
 class UnsupportedTargetsError(ValueError):
-    """Error for LoRA target modules that cannot be adapted, or one that matches no module."""
+    """Error for LoRA target modules that cannot be adapted.
+
+    ``unknown_target`` is the target name that matches no module. It is None for other problems.
+    """
 
     def __init__(self, why: str, unknown_target: object = None) -> None:
         super().__init__(why)
@@ -163,7 +166,10 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Return the last part (``q_proj``) of the names of all linear layers that can be adapted."""
+    """Return the last part of the name (``q_proj``) of each linear layer but the output head.
+
+    A name is omitted if a module of this name cannot be adapted.
+    """
     head = model.get_output_embeddings()
     obstacles = _find_obstacles(model)
     names: dict[bool, set[str]] = {True: set(), False: set()}

@@ -78,9 +78,7 @@ def packed_attention(
 
 
 def check_attention_window(window: int | None, layout: PackedLayout) -> None:
-    """Raise ``UnsupportedAttentionError`` if a row or branch of ``layout`` is longer than
-    ``window``.
-    """
+    """Raise ``UnsupportedAttentionError`` if a row or branch exceeds ``window`` tokens."""
     if window is not None and layout.longest_context > window:
         raise UnsupportedAttentionError(
             f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is "
@@ -92,9 +90,7 @@ def check_attention_window(window: int | None, layout: PackedLayout) -> None:
 def check_attention_arguments(
     mask: torch.Tensor | None, other_arguments: Mapping[str, object]
 ) -> None:
-    """Raise ``UnsupportedAttentionError`` for a mask and for arguments that would change the
-    result.
-    """
+    """Raise ``UnsupportedAttentionError`` for a mask and arguments that would change the result."""
     if mask is not None:
         # transformers makes no mask for a custom attention, so the model itself made this mask.
         raise UnsupportedAttentionError(
@@ -151,7 +147,11 @@ def _pad_rows(states: torch.Tensor, group: RowGroup) -> torch.Tensor:
 
 
 def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> torch.Tensor:
-    """Return the causal attention output [tokens, H, D] of ``rows``, each [G, H, L, D]."""
+    """Return the causal attention output [tokens, H, D] of the padded rows of ``group``.
+
+    ``rows`` are their queries, keys and values, each [G, H, L, D]. The outputs of padding and of
+    shared prefixes are dropped.
+    """
     output = attend(*rows, is_causal=True)
     tokens = output.transpose(1, 2).flatten(0, 1)
     return tokens if group.kept_positions is None else tokens.index_select(0, group.kept_positions)
@@ -160,7 +160,11 @@ def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> 
 def _attend_suffixes(
     calls: AttentionCalls, states: States, attend: Attend
 ) -> Iterator[torch.Tensor]:
-    """Yield the attention output [tokens, H, D] of each causal call for long ends of rows."""
+    """Yield the attention output [tokens, H, D] of each causal call for long ends of rows.
+
+    An end is the last tokens of a row whose prefix is shared with another row. Long ends are
+    computed together with their prefix, whose outputs are dropped.
+    """
     positions = calls.suffix_positions
     if positions is None:
         return
@@ -172,7 +176,10 @@ def _attend_suffixes(
 
 
 def _attend_blocks(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
-    """Yield the attention output [tokens, H, D] of each masked call for short ends of rows."""
+    """Yield the attention output [tokens, H, D] of each masked call for short ends of rows.
+
+    A block is the queries of one or more short ends.
+    """
     if calls.block_key_positions is None:
         return
     query, key, value = states

@@ -36,9 +36,10 @@ MAX_MASKED_LENGTH = 2048
 class PackedLayout:
     """Layout of a packed sequence: a tree of segments, in packed order.
 
-    Segment i has ``lengths[i]`` tokens. They follow the first ``starts[i]`` tokens of the path of
-    segment ``parents[i]``, so ``starts[i]`` is its first position id. The path of a segment is the
-    whole row that ends with it. A segment without shared prefix has parent -1 and start 0.
+    A segment is a row, or the last tokens of a row whose prefix is in other segments. The path of a
+    segment is this whole row. Segment i has ``lengths[i]`` tokens. They follow the first
+    ``starts[i]`` tokens of the path of segment ``parents[i]``, so ``starts[i]`` is its first
+    position id. A segment without shared prefix has parent -1 and start 0.
 
     ``calls`` describes the attention for SDPA, ``block_mask`` for FlexAttention (None without it).
     ``sequence_group`` holds the ranks that compute the sequence together (None without sequence
@@ -69,7 +70,11 @@ class PackedLayout:
         return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
 
     def list_row_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
-        """Return the packed ranges of the first ``end`` tokens of the row that ``segment`` ends."""
+        """Return the ranges of packed positions of the first ``end`` tokens of one row.
+
+        It is the row that ends with ``segment``. Tokens that it shares with other rows are in other
+        segments.
+        """
         ranges: list[tuple[int, int]] = []
         while segment >= 0:
             first, start = self.offsets[segment], self.starts[segment]
@@ -80,7 +85,10 @@ class PackedLayout:
         return ranges[::-1]
 
     def list_row_positions(self, segment: int, end: int | None = None) -> np.ndarray:
-        """Return the positions [end] of the first ``end`` tokens (None: all) of this row."""
+        """Return the packed positions [end] of the first ``end`` tokens of a row (None: of all).
+
+        The row is the one that ends with ``segment``.
+        """
         if end is None:
             end = self.starts[segment] + self.lengths[segment]
         return expand_ranges(self.list_row_ranges(segment, end))
@@ -95,8 +103,8 @@ def uses_causal_attention_call(prefix_length: int, length: int) -> bool:
     """Return True if a causal attention call computes a segment, False if a call with a mask does.
 
     The segment has ``length`` tokens after a shared prefix of ``prefix_length`` tokens. Calls with
-    a mask compute fewer pairs of tokens, but their masks need memory that grows with ``length *
-    (prefix_length + length)``.
+    a mask compute fewer pairs of tokens, but their masks need memory that grows with
+    ``length * (prefix_length + length)``.
     """
     return prefix_length == 0 or (prefix_length < length and length > MAX_MASKED_LENGTH)
 

@@ -56,7 +56,10 @@ class PackedModel(nn.Module):
         return self.forward_kind.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Take part in the pass for another rank's rows; return a zero that depends on the head."""
+        """Take part in the pass for the rows of another rank (sequence parallelism).
+
+        Return a zero loss. It depends on the output head, whose gradient is reduced over all ranks.
+        """
         raise NotImplementedError
 
     @property

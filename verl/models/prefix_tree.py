@@ -172,7 +172,10 @@ def _sort_prefix_group(
 def _build_segments(
     sequences: Sequence[np.ndarray], prefix_groups: Sequence[SortedSequences]
 ) -> tuple[list[_Segment], list[int]]:
-    """Return the nodes of the prefix tree, and the index of the last node of each sequence."""
+    """Return the nodes of the prefix tree, and the index of the node in which each sequence ends.
+
+    A node (segment) holds the tokens of a sequence after the prefix that it shares with another.
+    """
     order = [index for prefix_group in prefix_groups for index in prefix_group.order]
     shared = [length for prefix_group in prefix_groups for length in prefix_group.shared]
     lengths = [len(sequences[index]) for index in order]
@@ -230,9 +233,9 @@ def _order_by_attention_call(
     ``segment_of`` is the segment in which each sequence ends. ``merged`` is true if rows share
     prefixes with other rows. Segments that share an attention call become neighbours:
 
-    1. segments without shared prefix, sorted by length if ``merged``, else in the given order; 2.
-    segments that a causal call computes with their prefix, sorted by length; 3. segments that a
-    call with a mask computes, in the given order.
+    1. segments without shared prefix, sorted by length if ``merged``, else in the given order;
+    2. segments that a causal call computes with their prefix, sorted by length;
+    3. segments that a call with a mask computes, in the given order.
     """
 
     def sort_key(index: int) -> tuple[int, int]:

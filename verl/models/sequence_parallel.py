@@ -105,8 +105,8 @@ class SequenceGroup:
         """Exchange data so that this rank has all tokens for its part of the heads.
 
         ``states`` [1, A, t, D] are all A heads for the t tokens of this rank. The result for all T
-        tokens is [1, A / size, T, D]. If there are fewer heads than ranks, several ranks get the
-        same head.
+        tokens is [1, A / size, T, D], where ``size`` is the number of ranks. If there are fewer
+        heads than ranks, several ranks get the same head.
         """
         copies_per_head = max(1, self.size // states.shape[1])
         heads = states[0].repeat_interleave(copies_per_head, 0).unflatten(0, (self.size, -1))
@@ -116,7 +116,8 @@ class SequenceGroup:
     def exchange_heads_for_tokens(self, states: torch.Tensor) -> torch.Tensor:
         """Exchange data so that this rank has all heads for its part of the tokens.
 
-        ``states`` [1, T, A / size, D] becomes [1, t, A, D].
+        ``states`` [1, T, A / size, D] are all T tokens for this rank's part of the A heads. The
+        result is [1, t, A, D] for the t tokens of this rank.
         """
         length = -(-self.tokens // self.size)
         padded_states = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))

@@ -179,7 +179,12 @@ ROUGH_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
 
 
 class ModelForwardHead(nn.Module):
-    """Output head [N, H] -> [N, V] float32 that calls the ``forward`` of ``lm``."""
+    """Output head that turns hidden states [N, H] into logits [N, V] float32.
+
+    For models that cap or scale their logits. Their ``forward`` is called with a stand-in for the
+    layers that returns the given hidden states. No parameters are registered: they belong to
+    ``lm``.
+    """
 
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
@@ -235,15 +240,15 @@ def _replace_backbone_output(lm: "PreTrainedModel", hidden: torch.Tensor) -> Ite
 
     head = output_head(lm)
     # Replace backbone and decoder: some models call the decoder inside their backbone directly.
-    replaced: list[nn.Module] = [find_backbone(lm), lm.get_decoder()]
-    for module in replaced:
+    patched_modules: list[nn.Module] = [find_backbone(lm), lm.get_decoder()]
+    for module in patched_modules:
         module.forward = return_hidden
     if isinstance(head, nn.Linear) and hidden.dtype not in FULL_PRECISION:
         head.forward = partial(compute_float32_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
-        replaced.append(head)
+        patched_modules.append(head)
     try:
         yield
     finally:
-        for module in replaced:
+        for module in patched_modules:
             # Without the instance attribute, the method of the class is used again.
             module.__dict__.pop("forward", None)

@@ -83,7 +83,11 @@ def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
 def load_weights(
     directory: str | Path, purpose: WeightPurpose = "policy", **options: Any
 ) -> Any:  # the type depends on the auto class of transformers
-    """Load the model in ``directory`` by transformers. Raises ``UnusableWeightsError``."""
+    """Load the model in ``directory`` by transformers, with the keyword arguments ``options``.
+
+    Raises ``UnusableWeightsError`` if a tensor is missing, unexpected, of a wrong shape or not
+    finite.
+    """
     setting = f"model path={str(directory)!r}"
     files = check_weight_files(Path(directory), setting)
     model, info = _from_pretrained(directory, purpose, **options)
@@ -316,8 +320,9 @@ def _has_untied_embeddings(model: Any) -> bool:
 
 
 def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeightsError`` if a tied output head in the files differs from the
-    embedding.
+    """Raise ``UnusableWeightsError`` if the output head in the files differs from the embedding.
+
+    The config ties the two. transformers cannot compare their values on ``meta``.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
@@ -348,7 +353,11 @@ def _make_untied_weights_error(model: object, setting: str) -> UnusableWeightsEr
 
 @contextlib.contextmanager
 def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
-    """Hide the progress bars of transformers, and optionally its warnings about weights."""
+    """Hide the progress bars of transformers, which every worker process would print.
+
+    With ``show_warnings=False`` the warnings of transformers about weights are hidden too. The
+    checks of this module raise errors for the same problems.
+    """
     from transformers.utils import logging as hf_logging
 
     had_progress_bar = hf_logging.is_progress_bar_enabled()
@@ -368,7 +377,10 @@ def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
 
 
 def _require_finite_values(files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeightsError`` if a weight in ``files`` is NaN or infinite."""
+    """Raise ``UnusableWeightsError`` if a weight in ``files`` is NaN or infinite.
+
+    For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
+    """
     total_bytes = sum(file.stat().st_size for file in files)
     scanned_fraction = min(1.0, SCANNED_BYTES / max(total_bytes, 1))
     if scanned_fraction < 1.0:

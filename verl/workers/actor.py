@@ -111,7 +111,11 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Compute ``ref_log_prob`` [B, R] of the sampled tokens. LoRA adapters are omitted."""
+        """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature.
+
+        An actor with a LoRA adapter computes it without the adapter: the base model is then the
+        reference policy.
+        """
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
         if self.role == "actor" and not self.scales:
@@ -243,9 +247,10 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_weights(self, engines: Sequence[Any], version: int) -> list[dict[str, int]]:
-        """Send the weights of ``export_weights`` to the rollout workers ``engines`` by GPU.
+        """Send all weights to the rollout workers ``engines``, directly between devices.
 
-        Rank 0 returns one dict per engine, from weight name to the checksum of the received weight.
+        The weights are those of ``export_weights``; see ``verl.workers.weight_transfer``. Rank 0
+        returns one dict per engine, from weight name to the checksum of the received weight.
         """
         if self._sender is None:
             stream, rollout = self._create_weight_stream(), self.config.rollout
@@ -263,7 +268,10 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_sent_fingerprints(self) -> WeightFingerprints:
-        """Return checksums of the last weights that were sent, before and after the cast."""
+        """Return checksums of the weights that rank 0 sent in the last weight sync.
+
+        They are computed before and after the cast to the dtype of the engines.
+        """
         return self._sent_fingerprints
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:

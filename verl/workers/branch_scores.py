@@ -33,9 +33,11 @@ from verl.workers.rows import MicroBatchLimits, Rows
 class LogProbsAndScores:
     """Log-probs and entropies of the rows of a batch, and scores of their branches and spans.
 
-    ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled.
-    ``branch_scores`` and ``span_scores`` [B] hold one ``ScoreResult`` per branch or span of each
-    row, or are None. ``forward_size`` counts the tokens of this rank's forward passes.
+    ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled. A branch
+    is an alternative continuation of a row, a span is a token range of a row. ``branch_scores`` and
+    ``span_scores`` [B] hold a list per row, with one ``ScoreResult`` per branch or span. They are
+    None for a batch without branches and spans. ``forward_size`` counts the tokens of this rank's
+    forward passes, from which FLOPs are computed.
     """
 
     log_probs: torch.Tensor
@@ -54,9 +56,10 @@ def compute_log_probs_and_scores(
 ) -> LogProbsAndScores:
     """Compute log-probs and entropies of all rows, and scores of their branches and spans.
 
-    These are in the optional columns ``branches`` and ``spans``. A micro-batch has at most
-    ``max_rows`` rows or ``max_tokens`` tokens, including those of branches. Raises ``ValueError``
-    for a span outside its row. Every rank of the engine must call this function.
+    The columns ``branches`` (alternative continuations of a row) and ``spans`` (token ranges of a
+    row) of ``non_tensor_batch`` are optional. A micro-batch has at most ``max_rows`` rows or
+    ``max_tokens`` tokens, including those of branches. Raises ``ValueError`` for a span outside its
+    row. Every rank of the engine must call this function.
     """
     scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
@@ -205,8 +208,9 @@ def _find_span_tokens(
 ) -> torch.Tensor | None:
     """Return the index of each span token among the sampled tokens of the rows ``row_indices``.
 
-    At temperature 1 their log-probs can be copied from these indices, which count row by row. The
-    result is None if a span has a token that was not sampled.
+    A span is a token range of a row. At temperature 1 the log-probs of its tokens equal those of
+    the sampled tokens, so they can be copied from these indices. Sampled tokens are counted row by
+    row. The result is None if a span has a token that was not sampled.
     """
     width = rows.response_length
     selected_rows = torch.as_tensor(row_indices)

@@ -203,7 +203,10 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
 
 
 def broadcast_module(submodule: nn.Module, device: str) -> None:
-    """Replace the unsharded tensors of ``submodule`` by rank 0's values. A collective call."""
+    """Replace the unsharded tensors of ``submodule`` by copies of rank 0's values on ``device``.
+
+    This is a collective call. Tied weights stay tied. With one rank nothing changes.
+    """
     if world_size() == 1:
         return
     copies: dict[torch.Tensor, torch.Tensor] = {}

@@ -79,7 +79,7 @@ class TrainEngine:
             weights of other ranks are ignored and may be on ``meta``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: compute dtype of the layers, ``float32`` or ``bfloat16``.
-        fsdp: the ``fsdp_config`` section, by default with its defaults.
+        fsdp: the ``fsdp_config`` section. None: the defaults of ``FSDPConfig``.
         optim: the ``optim`` section; None for a frozen model.
         grad_clip: largest gradient norm.
         sequence_ranks: number of neighbouring ranks that compute a row together. Raises
@@ -177,7 +177,10 @@ class TrainEngine:
 
     @property
     def can_offload_state(self) -> bool:
-        """True if this engine moves parameters and optimizer state, False if FSDP does."""
+        """True if this engine may move parameters and optimizer state between host and GPU.
+
+        False on CPU, and with ``offload_policy``, because FSDP then moves them.
+        """
         return self.device == "cuda" and not self.fsdp.offload_policy
 
     def reshard_parameters(self) -> None:
@@ -281,8 +284,9 @@ class TrainEngine:
         return StepReport(grad_norm=0.0, lr=self._advance_lr_schedule(), has_zero_gradient=True)
 
     def check_finite_weights(self) -> None:
-        """Raise ``NonFiniteWeightsError`` on all ranks if a weight on any rank is NaN or
-        infinite.
+        """Raise ``NonFiniteWeightsError`` on all ranks if a weight on any rank is NaN or infinite.
+
+        This is a collective call. Parameters must be on the device.
         """
         self.reshard_parameters()
         local_weights = (
@@ -308,7 +312,10 @@ class TrainEngine:
         return self.optimizer
 
     def _advance_lr_schedule(self) -> float:
-        """Set and return the learning rate of this step, and count the step."""
+        """Set and return the learning rate of this step, and count the step.
+
+        Skipped steps are counted too.
+        """
         optimizer = self._trained_optimizer
         assert self.optim is not None  # an optimizer exists only with an ``optim`` section
         lr = learning_rate(self.steps, self.optim)
@@ -387,9 +394,9 @@ def learning_rate(step: int, optim: OptimConfig) -> float:
     """Return the learning rate of optimizer step ``step`` (from 0).
 
     The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps. ``w`` is
-    ``lr_warmup_steps`` if it is not negative, else this share of ``total_training_steps``:
-    ``lr_warmup_steps_ratio``. Then the rate is constant, or follows a cosine from ``lr`` to
-    ``lr * min_lr_ratio`` in the last step.
+    ``lr_warmup_steps`` if it is not negative, else
+    ``lr_warmup_steps_ratio * total_training_steps``. Then the rate is constant, or follows a cosine
+    from ``lr`` to ``lr * min_lr_ratio`` in the last step.
     """
     warmup_steps, total_steps = optim.lr_warmup_steps, optim.total_training_steps
     if warmup_steps < 0:  # -1 means that only the ratio is set

@@ -114,7 +114,8 @@ def save_engine(
     """Copy the weights of ``engine`` and begin to write them to ``directory`` in a thread.
 
     ``optimizer`` adds the AdamW moments, ``extra`` the random states. Every rank must call this
-    function. The directory is complete when the ``EngineSave`` of every rank is done.
+    function. The directory is complete when the ``EngineSave`` of every rank is done. The caller
+    must make sure that an incomplete directory is never loaded.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,10 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
 
 
 def _require_equal_lora_alpha(engine: TrainEngine, record: dict[str, Any], directory: Path) -> None:
-    """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha."""
+    """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha.
+
+    With another scale the same weights are another policy. Earlier versions stored no alpha.
+    """
     adapter = get_adapter_settings(engine.module)
     alpha = record.get("adapter", {}).get("alpha")
     if adapter and alpha is not None and alpha != adapter.alpha:
@@ -330,7 +334,11 @@ class ShardWriter(HuggingFaceStorageWriter):
 
 
 def begin_writing_shards(state: Mapping[str, torch.Tensor], directory: Path) -> Future[Any]:
-    """Copy this rank's part of ``state`` and write it to ``directory`` in a thread."""
+    """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
+
+    The copy is complete when this function returns. The future is done when the files are on disk.
+    If writing fails, the future holds an exception (see ``unwrap_checkpoint_error``).
+    """
     rank_tensors = {
         name: tensor.detach() for name, tensor in state.items() if _is_written_by_this_rank(tensor)
     }

@@ -70,7 +70,12 @@ def _assign_mini_batches(
     tasks_per_step: int | None,
     num_steps: int | None,
 ) -> dict[int, int]:
-    """Map the hash of each trajectory to the index of its mini-batch."""
+    """Map the hash of each trajectory to the index of its mini-batch.
+
+    Trajectories are ordered by group, in an order that ``seed`` shuffles, and divided evenly among
+    ``num_steps`` mini-batches. If this is None, a mini-batch has about ``tasks_per_step`` groups.
+    If both are None, there is one mini-batch.
+    """
     group_of_trajectory = dict(zip(trajectory_hashes.tolist(), group_hashes.tolist(), strict=True))
     groups = sorted(set(group_of_trajectory.values()))
     permutation = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
@@ -91,7 +96,11 @@ def _assign_mini_batches(
 
 
 def count_max_passes_of_ranks(micro_batch_rows: Sequence[Sequence[int]]) -> int:
-    """Return the largest number of micro-batches of any rank: the passes that every rank runs."""
+    """Return the largest number of micro-batches of any rank. Every rank runs that many passes.
+
+    Passes through a sharded model are collective operations. If a rank ran fewer passes, the other
+    ranks would wait for it forever.
+    """
     return int(max_over_ranks([len(micro_batch_rows)])[0])
 
 
@@ -104,9 +113,12 @@ def split_into_micro_batches(
     """Cut rows of ``row_sizes`` tokens into micro-batches, and decide if these merge their rows.
 
     Returns the row indices of each micro-batch, and the value of ``Rows.prefix_tree`` to pack them
-    with. It is True if shared prefixes count once in the limit, else ``engine.prefix_tree``. Rows
-    can be merged only if their unpadded ``tokens`` are given. With sequence parallelism the token
-    limit is multiplied by the number of ranks that compute a row together.
+    with. It is True if shared prefixes count once in the limit, else ``engine.prefix_tree``.
+
+    ``tokens`` are the unpadded tokens of the rows. If they are given and ``engine.prefix_tree``
+    merges rows, rows that share prefixes are put into the same micro-batch. ``limits`` are the most
+    rows or tokens of a micro-batch per device. With sequence parallelism the token limit is
+    multiplied by the number of ranks that compute a row together.
     """
     max_tokens = limits.get("max_tokens")
     if max_tokens:

@@ -273,7 +273,11 @@ class PolicyLoss:
 
 
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
-    """Return the rows of ``data`` that can have a gradient in an update, for the driver."""
+    """Return the rows of ``data`` that can have a gradient in an update.
+
+    The driver uses this function. It ignores ``skip_without_advantage``, which skips mini-batches
+    without any nonzero advantage, because it does not know the mini-batches.
+    """
     restricted_loss = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, restricted_loss).rows_with_gradient(data, list(range(len(data))))
 
@@ -283,9 +287,11 @@ def _replace_by_marginal_log_probs(
 ) -> torch.Tensor:
     """Return ``log_probs`` [B, R], changed where only K tokens are allowed.
 
-    There the ratio in the policy loss becomes ``sum_k posterior_k r_k``. The weights are
-    ``choice_posterior`` [B, R, K]; r_k is the new over the old probability of token k. The returned
-    value is the old log-prob plus the log of this sum.
+    There the ratio in the policy loss becomes ``sum_k posterior_k r_k``, a weighted mean over the K
+    tokens. The weights are ``choice_posterior`` [B, R, K]; r_k is the new over the old probability
+    of token k. The returned value is the old log-prob plus the log of this sum.
+    ``allowed_token_log_probs`` [B, R, K] are the new log-probs of the K tokens. Positions with zero
+    weights are unchanged.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:

@@ -43,7 +43,11 @@ def memory_metrics(role: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def trace_call(profile_request: ProfileRequest | None, call: str) -> Iterator[None]:
-    """Write a PyTorch trace of the ``with`` block if ``profile_request`` lists this rank."""
+    """Trace the ``with`` block by the PyTorch profiler if ``profile_request`` lists this rank.
+
+    The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
+    chrome://tracing.
+    """
     if profile_request is None or get_rank() not in profile_request.ranks:
         yield
         return

@@ -64,7 +64,8 @@ class Rows:
     ) -> PackedRows:
         """Pack rows and their branches (alternative continuations) into one sequence on the device.
 
-        If ``rows`` is empty, row 0 is packed: a rank without rows takes part in collective passes.
+        If ``rows`` is empty, row 0 is packed and not counted in ``packed_size``. So a rank without
+        rows can take part in a collective pass.
         """
         tokens = [self.tokens[row] for row in rows or [0]]
         packed = pack_rows(tokens, branches, self.device, self.prefix_tree)
@@ -104,13 +105,17 @@ class Rows:
         """Return [len(rows), R] with ``values`` [N] at the sampled positions and zero elsewhere.
 
         ``values`` are in the order of ``sampled_targets``. Values [N, K] give [len(rows), R, K].
+        The operation is differentiable.
         """
         mask = self.mask[torch.as_tensor(rows)].to(values.device)
         return values.new_zeros((*mask.shape, *values.shape[1:])).index_put((mask,), values)
 
 
 def drop_padding_rows(data: DataProto) -> DataProto:
-    """Return the batch without padding rows, copies that complete the batch of a rank."""
+    """Return the batch without padding rows.
+
+    Padding rows are copies that make the number of rows equal on all ranks.
+    """
     num_padding = int(data.meta_info.get(PADDING_ROWS, 0))
     # Padding rows are the last rows of a rank (see the dispatch modes).
     return data[: len(data) - num_padding] if num_padding else data
@@ -168,9 +173,10 @@ def make_prefix_tree_micro_batches(
 ) -> list[list[int]]:
     """Return the row indices of each micro-batch of rows that share prefixes.
 
-    A micro-batch holds consecutive ``rows``. A row counts its ``row_sizes`` tokens minus those that
-    it shares with the row before it. Without ``max_tokens``, the limit is the total size of the
-    ``max_rows`` largest rows.
+    ``rows`` are sorted by their tokens, so that neighbours share long prefixes. A micro-batch holds
+    consecutive rows. A row counts its ``row_sizes`` tokens minus those that it shares with the row
+    before it. A micro-batch has at most ``max_tokens`` tokens. Without ``max_tokens``, the limit is
+    the total size of the ``max_rows`` largest rows.
     """
     if not max_tokens:
         max_tokens = sum(sorted(row_sizes, reverse=True)[:max_rows])

@@ -127,7 +127,11 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> None:
-        """Copy the state listed in ``checkpoint.contents`` and begin to write it."""
+        """Copy the state listed in ``checkpoint.contents`` and begin to write it to ``directory``.
+
+        ``written_files`` returns the files when writing has ended. The caller must make sure that
+        an incomplete checkpoint is never loaded.
+        """
         contents = self._checkpoint_config.contents
         self._exported_files = (
             self._export_hf_files(Path(directory)) if "hf_model" in contents else []

@@ -121,7 +121,11 @@ class WeightStream:
     def _convert(
         self, read_tensor: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of the checkpoint, made from ``read_tensor`` of each sharded tensor."""
+        """Yield name and tensor of each checkpoint weight.
+
+        ``read_tensor`` makes a whole tensor from a sharded one: its values, or an empty tensor on
+        ``meta``. Adapters are merged, and names are converted to those of the checkpoint.
+        """
         shards = named_weights(self._engine)
         prefix, _, tied = self._merge_arguments
         shard_names: dict[str, list[str]] = {}  # by the name of the merged weight
@@ -149,7 +153,9 @@ class WeightStream:
 class WeightSyncClient:
     """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
 
-    ``abort_transfer`` is called if an engine cannot receive a chunk, for which others may wait.
+    Every call goes to all rollout workers ``engines`` and waits for all of them. Each engine has
+    ``devices`` GPUs. ``abort_transfer`` is called if an engine cannot receive a chunk, because
+    other processes may wait for this engine.
     """
 
     def __init__(self, engines: Sequence[Any], devices: int) -> None:
@@ -161,7 +167,11 @@ class WeightSyncClient:
         self.received_checksums: list[dict[str, int]] = []
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
-        """Prepare all engines for weight transfers, with ``nccl`` each with other ranks."""
+        """Prepare all engines for weight transfers; called once.
+
+        With ``nccl``, every engine gets its own range of ranks in the group. vLLM's sender assumes
+        a single engine, so the offsets are computed here.
+        """
         engine_infos = [dict(init_info) for _ in self._engines]
         for engine_index, info in enumerate(engine_infos):
             if "rank_offset" in info:

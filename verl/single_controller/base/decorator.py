@@ -100,7 +100,11 @@ def register(
 
 
 def collect_registered_methods(worker_cls: type) -> dict[str, MethodRegistration]:
-    """Return a dict method name -> registration of ``worker_cls``, inherited methods included."""
+    """Return a dict method name -> registration of the registered methods of ``worker_cls``.
+
+    Inherited methods are included. A method without ``register`` that overrides a registered one
+    has the registration of the overridden method.
+    """
     return {
         name: getattr(member, _REGISTRATION_ATTRIBUTE)
         for cls in reversed(worker_cls.__mro__)
@@ -227,7 +231,11 @@ def _split_by_counts(table: DataProto, rows_per_rank: list[int]) -> list[DataPro
 
 
 def _join_without_empty_ranks(results: list[Any], rows_per_rank: list[int]) -> Any:
-    """Concatenate the ranks' ``results``, except those of ranks with 0 in ``rows_per_rank``."""
+    """Concatenate the ranks' ``results``, except those of ranks with 0 in ``rows_per_rank``.
+
+    Such a rank computed only a padding row. Results that are not all ``DataProto`` are returned as
+    a list.
+    """
     if not all(isinstance(result, DataProto) for result in results):
         return results
     if all(result.keys() for result in results):

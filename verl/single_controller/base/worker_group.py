@@ -126,8 +126,8 @@ class Worker:
 class GroupFuture:
     """Future of the result of a group call.
 
-    As an argument of another group call it is replaced by the result. The function
-    ``wait(timeout_s)`` must return the list of the ranks' results, or raise an error.
+    It can be passed as an argument to another group call, which waits for the result and uses it.
+    The function ``wait(timeout_s)`` must return the list of the ranks' results, or raise an error.
     """
 
     def __init__(
@@ -191,12 +191,18 @@ class WorkerGroup(ABC):
         return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Call any ``method`` on every rank and return the results (for verl's scripts)."""
+        """Call ``method`` on every rank and return the list of results.
+
+        ``method`` needs no ``@register``. This function is kept for scripts written for verl.
+        """
         calls = [_resolve_futures(args, kwargs)] * self.world_size
         return self._start_calls(method, calls, list).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Call any ``method`` on rank 0 and return its result (for verl's scripts)."""
+        """Call ``method`` on rank 0 and return its result.
+
+        ``method`` needs no ``@register``. This function is kept for scripts written for verl.
+        """
         calls = [_resolve_futures(args, kwargs)]
         return self._start_calls(method, calls, list).get()[0]
 

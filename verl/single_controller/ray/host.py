@@ -35,8 +35,8 @@ class WorkerHost:
     def describe_location(self) -> dict[str, Any]:
         """Return a dict with ``node_id``, ``ip``, ``interface`` and ``pid`` of this process.
 
-        ``interface`` is the network interface with the address ``ip``, or empty if the environment
-        selects an interface for Gloo.
+        ``interface`` is the network interface with the address ``ip``. It is empty if there is
+        none, or if the environment selects an interface for Gloo.
         """
         import ray
 

@@ -168,7 +168,11 @@ def read_free_shared_memory_gb() -> float:
 
 
 def limit_object_store_size(store_gb: float) -> float:
-    """Return ``store_gb``, reduced to what the free memory permits, but not below the default."""
+    """Return ``store_gb``, reduced to what the free memory permits, but not below the default.
+
+    Ray writes objects to the disk if its object store is full. It does not start if the store would
+    take the memory that tasks and actors need.
+    """
     # Leave a tenth: other processes may use shared memory until Ray reads the free size.
     shared_memory_gb = 0.9 * read_free_shared_memory_gb()
     memory_gb = psutil.virtual_memory().available / 1e9

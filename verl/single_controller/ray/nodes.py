@@ -66,7 +66,11 @@ def add_lost_nodes_to_errors() -> Iterator[None]:
 
 
 def collect_stacks_of_other_nodes(folder: Path) -> RemoteStacks:
-    """Collect the stacks of the run's processes on other nodes; all nodes share ``folder``."""
+    """Collect the stacks of the run's processes on all nodes except the driver's node.
+
+    The result also names the nodes that are lost or do not answer in time. ``folder`` is the
+    directory of the stack files; all nodes must share it.
+    """
     if not ray.is_initialized():
         return RemoteStacks()
     driver_node = ray.get_runtime_context().get_node_id()

@@ -85,7 +85,11 @@ class RayResourcePool:
         ]
 
     def shared_actor_options(self, device: int) -> dict[str, Any]:
-        """Return the Ray options of an actor on ``device`` (an index), shared with the pool."""
+        """Return the Ray options of an actor that shares ``device`` with the pool's ranks.
+
+        ``device`` is the index of the device in the pool. Without GPUs the actor can run on any
+        node.
+        """
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {"scheduling_strategy": self.reserve_slots()[device], **self.actor_resources()}
@@ -135,7 +139,11 @@ class RayResourcePool:
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 
     def _find_unused_node(self, bundle: dict[str, float], count: int) -> str | None:
-        """Return the id of a node for ``count`` bundles, unused by this pool and best by others."""
+        """Return the id of a node that can hold ``count`` bundles and has no ranks of this pool.
+
+        A node without any reservation is preferred, then the node with most free resources. Return
+        None if no node suffices.
+        """
         node_ids_of_groups = [
             placement_group_table(group)["bundles_to_node_id"] for group in self._placement_groups
         ]

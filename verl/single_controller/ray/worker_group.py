@@ -235,7 +235,8 @@ def make_rank_environments(
 
     ``placement`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port`` are
     those of the rendezvous socket. Ranks on several nodes let Gloo use the interface of the node's
-    address: by default it would use that of the host name, often a loopback address.
+    address. By default Gloo would use the address of the host name. On many systems that is a
+    loopback address.
     """
     num_ranks_by_node = Counter(location["node_id"] for location in placement)
     local_ranks_by_node: Counter = Counter()
@@ -260,7 +261,10 @@ def make_rank_environments(
 
 
 def make_loopback_environment(address: str) -> dict[str, str]:
-    """Return variables that limit Gloo and NCCL to the loopback interface of ``address``."""
+    """Return variables that limit Gloo and NCCL to the loopback interface.
+
+    Returns an empty dict if ``address`` does not begin with "127.".
+    """
     if not address.startswith("127."):
         return {}
     name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")

@@ -160,7 +160,10 @@ class HFEngine(AdapterEngine):
         seed: int = 0,
         max_num_seqs: int = 128,
     ) -> "HFEngine":
-        """Create an engine on a model that the caller may train; ``end_ids`` end a turn."""
+        """Create an engine on a model that the caller may train.
+
+        ``end_ids`` are the tokens that end a turn.
+        """
         engine = cls.__new__(cls)
         engine._initialise(
             model, StopConditionFactory(tokenizer, end_ids), seed, max_num_seqs, None
@@ -259,7 +262,10 @@ class HFEngine(AdapterEngine):
             self._keep_rows(kept_indices)
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Copy full weights into the model. Raises ``EngineError`` for unknown or missing names."""
+        """Copy full weights into the model.
+
+        Raises ``EngineError`` for unknown or missing names, and while requests are unfinished.
+        """
         self._refuse_while_running()
         parameters = self._get_parameters()
         # The key is the memory address, because tied parameters are one weight with several names.
@@ -331,7 +337,11 @@ class HFEngine(AdapterEngine):
         self._waiting = deque()
 
     def _pop_rows_to_admit(self) -> list[_Row]:
-        """Remove and return the waiting rows that join in this step: none, or all that fit."""
+        """Remove and return the waiting rows that join the batch in this step.
+
+        Either no row joins, so that more rows join together in a later step, or as many rows join
+        as ``max_num_seqs`` allows.
+        """
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if (
             count < len(self._rows) * _MIN_JOIN_FRACTION
@@ -343,7 +353,10 @@ class HFEngine(AdapterEngine):
         return [self._waiting.popleft() for _ in range(count)]
 
     def _decode_running_rows(self) -> torch.Tensor:
-        """Return the logits [B, V] after the last token of each running row."""
+        """Return the logits [B, V] after the last token of each running row.
+
+        The last tokens are added to the cache.
+        """
         kv_cache = self._kv_cache
         assert kv_cache is not None  # rows are running
         last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
@@ -372,9 +385,11 @@ class HFEngine(AdapterEngine):
         return logits
 
     def _run_model(self, rows: list[_Row], ids: torch.Tensor, kv_cache: _KVCache) -> torch.Tensor:
-        """Run the model on ``ids`` [B, N] after ``kv_cache`` and return the last logits [B, V].
+        """Run the model on the tokens ``ids`` [B, N] and return the logits [B, V] after them.
 
-        ``kv_cache.mask`` already includes ``ids``.
+        ``ids`` continue the tokens in ``kv_cache``, and their keys and values are added to it.
+        ``kv_cache.mask`` already includes ``ids``. Without a cache, all tokens of ``rows`` are
+        computed instead. Row b uses the LoRA adapter that the request of ``rows[b]`` names.
         """
         if kv_cache.cache is None:
             return self._run_model_without_cache(rows)
@@ -392,7 +407,10 @@ class HFEngine(AdapterEngine):
         return logits[:, -1].float()
 
     def _run_model_without_cache(self, rows: list[_Row]) -> torch.Tensor:
-        """Compute all tokens of ``rows`` and return the logits [B, V] after the last ones."""
+        """Compute all tokens of ``rows`` and return the logits [B, V] after the last ones.
+
+        Right padding needs no mask: in a causal model no token depends on later ones.
+        """
         sequences = [torch.tensor([*row.request.prompt_ids, *row.token_ids]) for row in rows]
         lengths = [len(sequence) for sequence in sequences]
         # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.

@@ -179,7 +179,8 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
     def held_weights(self) -> "dict[str, torch.Tensor]":
         """Return the parameters of vLLM's model without adapters.
 
-        On CPU only parameters outside of matrix products have the shape of the checkpoint.
+        On CPU vLLM repacks the weights of matrix products. Their shapes then differ from those of
+        the checkpoint, so they are not verified after a weight sync.
         """
         from verl.models.lora import drop_lora
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:  # vLLM is optional
 
 
 def patch_model_inspection() -> None:
-    """Let vLLM inspect model classes in this process.
+    """Let vLLM inspect model classes in this process instead of a subprocess.
 
-    The subprocess that it starts otherwise takes 10 to 25 s for each new architecture.
+    The subprocess avoids an early initialisation of CUDA, but must import vLLM again. On CPU it is
+    not needed and takes 10 to 25 s for each new architecture on a machine.
     """
     from vllm.model_executor.models import registry
 
@@ -32,9 +33,10 @@ def patch_model_inspection() -> None:
 
 
 def import_image_processor() -> None:
-    """Import the image processor of vLLM's module of Qwen3.5, if necessary without torchvision.
+    """Import the image processor of transformers that vLLM's module of Qwen3.5 imports.
 
-    It calls torchvision for images only, so empty modules can replace it during this import.
+    It imports torchvision, which ``requirements/cpu.txt`` does not install, and calls it for images
+    only. If torchvision is missing, empty modules replace it during this import.
     """
     # transformers stores this answer. The empty modules therefore do not change it.
     if is_torchvision_available():
@@ -53,7 +55,8 @@ def replace_lora_kernel() -> None:
     """Replace vLLM's LoRA operation of linear layers on CPU by ``add_lora_products``.
 
     The original copies the matrices of an adapter for every token. It also reads the slot -1, which
-    means no adapter, as the last slot.
+    means no adapter, as the last slot. If the last slot holds an adapter, tokens without an adapter
+    would get it.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 

@@ -65,7 +65,10 @@ class WeightReceipt:
         return value[:, first_column : first_column + shape[1]]
 
     def verify_weights(self, current_weights: Mapping[str, torch.Tensor]) -> int:
-        """Return the number of comparable weights. Raises ``EngineError`` if one differs."""
+        """Compare the current weights of the engine with the weights that it received.
+
+        Returns the number of weights that could be compared. Raises ``EngineError`` if one differs.
+        """
         comparable_names = [name for name in self._expected_checksums if name in current_weights]
         differing_names = [
             name
@@ -90,7 +93,11 @@ def _is_comparable(value: Array, engine_dtype: torch.dtype) -> bool:
 def load_and_verify_weights(
     engine: RolloutEngine, weights: Weights, version: int
 ) -> dict[str, int]:
-    """Load ``weights`` into ``engine``, verify readable ones and return all checksums by name."""
+    """Load ``weights`` into ``engine``, verify them and return their checksums by name.
+
+    Only weights that ``held_weights`` of the engine returns are verified. Raises ``EngineError`` if
+    one of them differs.
+    """
     read_held_weights = engine.held_weights if hasattr(engine, "held_weights") else dict
     receipt = WeightReceipt(read_held_weights())
     engine.update_weights(receipt.record_weights(weights), version)
@@ -106,7 +113,8 @@ def verify_adapter(
 ) -> dict[str, int]:
     """Check that an engine holds the LoRA adapter ``sent``, and return its checksums by tensor.
 
-    ``held`` are the tensors that the engine applies, or their parts on this device.
+    ``held`` are the tensors that the engine applies, or their parts on this device. Raises
+    ``EngineError`` if they differ from ``sent``.
     """
     missing_names = sorted(sent.keys() - held.keys())
     if missing_names:
@@ -148,7 +156,11 @@ def start_recording(worker: "WorkerBase") -> None:
 
 
 def finish_recording(worker: "WorkerBase") -> dict[str, int]:
-    """Finish recording; return the checksums by weight, or raise ``EngineError``."""
+    """Finish recording and return a checksum of each received weight, by name.
+
+    Raises ``EngineError`` if the model does not hold the received weights, or if
+    ``start_recording`` was not called.
+    """
     model = worker.get_model()
     receipt: WeightReceipt | None = model.__dict__.pop(RECEIPT_ATTRIBUTE, None)
     if receipt is None:

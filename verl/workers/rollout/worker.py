@@ -147,7 +147,11 @@ class RolloutWorker:
             self._queue_requests(requests)
 
     async def poll(self, client: str) -> list[SamplingResult]:
-        """Return the finished results of ``client``, or [] if there are none for ``POLL_S``."""
+        """Return the finished results of ``client``. Wait up to ``POLL_S`` seconds for the first.
+
+        Returns [] if there is none. Raises ``EngineError`` if there is none and the engine has
+        stopped.
+        """
         client_results = self._results_by_client[client]
         if not client_results.results:
             self._check_alive()
@@ -188,7 +192,10 @@ class RolloutWorker:
     # for the call. It raises ``EngineError`` if the engine makes no step for the request timeout.
 
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load new weights and return a checksum of each one that the engine received, by name."""
+        """Load new weights and return a checksum of each one that the engine received, by name.
+
+        Raises ``EngineError`` if the engine does not hold the new weights afterwards.
+        """
         # Imported here because it loads torch, and the engine must set environment variables first.
         from verl.workers.rollout.weight_receipt import load_and_verify_weights
 
@@ -198,7 +205,11 @@ class RolloutWorker:
             )
 
     async def load_adapter(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load the adapter of the policy, and once all others; return the checksums by tensor."""
+        """Load the LoRA adapter of the policy and return the checksums of its tensors, by name.
+
+        The first call also loads the adapters that are not trained. Raises ``EngineError`` if the
+        engine does not hold an adapter afterwards.
+        """
         from verl.models.adapters import read_adapter
 
         load = cast(AdapterEngine, self._started_engine).load_adapter
@@ -227,7 +238,10 @@ class RolloutWorker:
         await self._call_in_engine_thread(self._direct_sync_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the weight update, serve requests again, and return each weight's checksum."""
+        """Complete the weight update, serve requests again, and return each weight's checksum.
+
+        Raises ``EngineError`` if the engine does not hold the received weights.
+        """
         try:
             return await self._call_in_engine_thread(
                 self._direct_sync_engine.finish_update, version
@@ -236,12 +250,18 @@ class RolloutWorker:
             self._resume_requests()
 
     async def sleep(self, level: SleepLevel = 1) -> None:
-        """Wait until no request runs, then free the engine's accelerator memory until ``wake``."""
+        """Wait until no request runs, then free the engine's accelerator memory until ``wake``.
+
+        The weights are kept in host memory (``level`` 1) or discarded (2).
+        """
         async with self._exclusive_access("sleep"):
             await self._call_in_engine_thread(self._started_engine.sleep, level)
 
     async def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate the engine's accelerator memory again after ``sleep``."""
+        """Allocate the engine's accelerator memory again after ``sleep``.
+
+        ``part`` is ``weights`` or ``kv_cache``. None allocates both.
+        """
         async with self._exclusive_access("wake"):
             await self._call_in_engine_thread(self._started_engine.wake, part)
 
@@ -348,7 +368,10 @@ class RolloutWorker:
             self._counts["tokens"] += len(result.token_ids)
 
     def _abort_stalled_requests(self) -> None:
-        """Abort running requests if the engine has lost one and makes no step."""
+        """Abort running requests if the engine made no step for the timeout.
+
+        This happens if the engine has lost a request.
+        """
         if time.monotonic() - self._last_progress_time < self._timeout_s:
             return
         delayed_ids = {request.request_id for request in self._delayed_requests}
