@@ -138,7 +138,7 @@ class EnvironmentManagerBase:
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
         """Start one episode per row, and return observations (lists [B] by name) and infos [B].
 
-        Raises ``GroupMismatchError`` if rows of one uid start from different states, and
+        Raises ``GroupMismatch`` if rows of one uid start from different states, and
         ``EnvFailure``.
         """
         rows = gen_batch.non_tensor_batch

@@ -220,7 +220,7 @@ def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]
         )
 
 
-class GroupMismatchError(RuntimeError):
+class GroupMismatch(RuntimeError):
     """Error for a group whose members have different start states.
 
     Their returns cannot be compared.
@@ -230,7 +230,7 @@ class GroupMismatchError(RuntimeError):
 def assert_same_start_states(
     uids: Sequence[str], start_states: Sequence[tuple[str, str] | None]
 ) -> None:
-    """Raise ``GroupMismatchError`` unless rows with the same uid have the same start state.
+    """Raise ``GroupMismatch`` unless rows with the same uid have the same start state.
 
     A start state is (text, state) of the first observation, or None for a row whose reset failed.
     """
@@ -241,7 +241,7 @@ def assert_same_start_states(
         # Comparing with the first member is enough: equality is transitive.
         expected_start = start_by_uid.setdefault(uid, start_state)
         if expected_start != start_state:
-            raise GroupMismatchError(
+            raise GroupMismatch(
                 f"members of group {uid} started from different states: "
                 f"{expected_start[0][:200]!r} and {start_state[0][:200]!r}; fix: make reset "
                 "depend on task and seed only"

@@ -371,7 +371,7 @@ def _merge_results(
 def _check_equal_start_states(collected: CollectedTrajectories) -> CollectedTrajectories:
     """Return ``collected`` unchanged, and log a warning about failed trajectories.
 
-    Raises ``GroupMismatchError`` if members of a group started from different states.
+    Raises ``GroupMismatch`` if members of a group started from different states.
     """
     trajectories = collected.trajectories
     assert_same_start_states(

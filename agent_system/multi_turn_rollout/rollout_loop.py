@@ -154,7 +154,7 @@ class TrajectoryCollector:
 
         Raises:
             RuntimeError: No trajectory can be trained on, also after trying other tasks.
-            GroupMismatchError: Members of a group did not start from the same state.
+            GroupMismatch: Members of a group did not start from the same state.
             RolloutWorkerFailed, WorkerStartError: A rollout worker failed, or no environment can be
                 started.
         """

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_system.environments.pool.environment_pool import PoolSession
-from agent_system.environments.tasks import GroupMismatchError
+from agent_system.environments.tasks import GroupMismatch
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.policy_rows import actor_of
@@ -388,7 +388,7 @@ def test_different_start_is_refused(history, tokenizer, scorer, monkeypatch):
         return await original(self, {**task, "start": len(calls) % 5}, seed)
 
     monkeypatch.setattr(PoolSession, "reset", reset)
-    with pytest.raises(GroupMismatchError):
+    with pytest.raises(GroupMismatch):
         collect(tokenizer, scorer, thinking_config(history))
 
 

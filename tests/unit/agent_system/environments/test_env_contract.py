@@ -66,7 +66,7 @@ def test_validation_tasks_can_be_solved(name):
 def test_group_members_share_task_and_start_state(name):
     train, _ = make_managers(name)
     batch = train.gen_batch(1, 4)
-    observations, infos = train.reset(batch)  # raises GroupMismatchError unless they start alike
+    observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
     train.close()
     columns = batch.non_tensor_batch
     starts = {}

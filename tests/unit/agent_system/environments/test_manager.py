@@ -13,7 +13,7 @@ from agent_system.environments.manager import (
     make_envs,
 )
 from agent_system.environments.tasks import (
-    GroupMismatchError,
+    GroupMismatch,
     assert_same_start_states,
     check_disjoint_splits,
 )
@@ -164,9 +164,9 @@ def test_section_inherits_unset_keys_from_env():
 def test_group_with_different_start_states_is_refused():
     assert_same_start_states(["a", "a", "b"], [("x", "x"), ("x", "x"), ("y", "y")])
     assert_same_start_states(["a", "a"], [None, ("x", "x")])
-    with pytest.raises(GroupMismatchError, check=mentions("group a")):
+    with pytest.raises(GroupMismatch, check=mentions("group a")):
         assert_same_start_states(["a", "a"], [("x", "x"), ("y", "y")])
-    with pytest.raises(GroupMismatchError):
+    with pytest.raises(GroupMismatch):
         assert_same_start_states(["a", "a"], [("x", "1"), ("x", "2")])
     assert Observation("x").state == "x" and Observation("x", anchor="1").state == "1"
 

@@ -11,7 +11,7 @@ from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.number_line.package import NumberLinePrompts
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import PoolSession
-from agent_system.environments.tasks import GroupMismatchError
+from agent_system.environments.tasks import GroupMismatch
 from agent_system.multi_turn_rollout.collector_group import shard_by_group
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
@@ -304,7 +304,7 @@ def test_different_start_states_in_a_group_are_refused(generate, monkeypatch):
         return await original(self, {**task, "start": len(calls) % 5, "target": 6}, seed)
 
     monkeypatch.setattr(PoolSession, "reset", reset)
-    with pytest.raises(GroupMismatchError):
+    with pytest.raises(GroupMismatch):
         generate(make_config(n=2))
 
 

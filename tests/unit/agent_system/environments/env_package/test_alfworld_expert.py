@@ -109,7 +109,7 @@ def test_every_task_type_is_solved_through_the_collector(tmp_path, split, histor
     )
     assert (
         len(set(data.non_tensor_batch["uid"])) == 12
-    )  # GroupMismatchError unless the members start alike
+    )  # GroupMismatch unless the members start alike
 
 
 def test_useless_actions_are_valid_and_cost_turns(tmp_path):

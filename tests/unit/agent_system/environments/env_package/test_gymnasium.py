@@ -93,7 +93,7 @@ def test_environment_is_solved_through_the_collector(env_id, policy, options):
 def test_splits_have_disjoint_seeds_and_groups_start_alike():
     config = make_config("gymnasium/MiniGrid-DoorKey-5x5-v0", kwargs=SMALL, n=3)
     train, val = make_envs(config)
-    train.reset(train.gen_batch(1, 3))  # raises GroupMismatchError unless they start alike
+    train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
     train.close()
     seeds = {task["reset_seed"] for task in train.task_list}
     assert len(seeds) == 12 and not seeds & {task["reset_seed"] for task in val.task_list}

@@ -114,7 +114,7 @@ def test_groups_start_alike():
     train, _ = make_envs(make_config("scienceworld", kwargs=QUICK, n=3, num_workers=1))
     observations, _ = train.reset(
         train.gen_batch(1, 2)
-    )  # raises GroupMismatchError unless they start alike
+    )  # raises GroupMismatch unless they start alike
     train.close()
     assert len(set(observations["text"])) == 2
 

@@ -70,7 +70,7 @@ def test_games_with_an_opponent_run_in_processes(section, placement):
 @pytest.mark.parametrize("game", GAMES)
 def test_groups_start_alike_and_splits_have_disjoint_starts(game):
     train, val = make_envs(make_config("textarena", kwargs={"game": game, **SMALL}, n=3))
-    train.reset(train.gen_batch(1, 3))  # raises GroupMismatchError unless they start alike
+    train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
     train.close()
     env = TextArenaEnv(read({"game": game, **SMALL}))
 

@@ -79,7 +79,7 @@ def test_groups_start_alike_and_splits_differ_in_content(section):
     train, val = make_envs(make_config("textworld", kwargs=section(), n=2, num_workers=1))
     observations, infos = train.reset(
         train.gen_batch(1, 2)
-    )  # raises GroupMismatchError unless they start alike
+    )  # raises GroupMismatch unless they start alike
     train.close()
     assert len(set(observations["text"])) == 2 and all(info["admissible_actions"] for info in infos)
     hashes = [task["game"] for task in train.task_list + val.task_list]

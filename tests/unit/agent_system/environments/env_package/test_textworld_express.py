@@ -87,7 +87,7 @@ def test_groups_start_alike_and_same_seed_gives_the_same_tasks():
     config = make_config("textworld_express", kwargs={"game": "coin", **SMALL["coin"]}, n=3)
     train, val = make_envs(config)
     batch = train.gen_batch(1, 3)
-    observations, infos = train.reset(batch)  # raises GroupMismatchError unless they start alike
+    observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
     assert len(set(observations["text"])) == 3 and all(info["admissible_actions"] for info in infos)
     outcome = train.step(["<action>open fridge</action>"] * len(batch))
     assert outcome[3][0].keys() >= {"won", "is_action_valid", "admissible_actions"}
