@@ -251,14 +251,14 @@ class CollectorGroup:
         results: dict[int, CollectedTrajectories] = {}
         num_lost = Counter[int]()
         number_by_ref = {request_shard(number): number for number in collector_numbers}
-        with mark_as_awaited(map(build_collector_name, collector_numbers)) as late_names:
+        with mark_as_awaited(map(build_collector_name, collector_numbers)) as awaited_names:
             while number_by_ref:
                 self._receive_results(number_by_ref, results, num_lost, request_shard)
-                late_names[:] = map(build_collector_name, number_by_ref.values())
+                awaited_names[:] = map(build_collector_name, number_by_ref.values())
                 if not number_by_ref:
                     break
                 if time.monotonic() > deadline:
-                    gather_results(list(number_by_ref), 0.0, late_names)
+                    gather_results(list(number_by_ref), 0.0, awaited_names)
                 previous_num_finished = num_finished
                 num_finished = self._count_finished_episodes()
                 if num_finished != previous_num_finished:

@@ -155,10 +155,10 @@ def check_level_prompts(config: PPOConfig, package: EnvPackage) -> None:
     if not should_request_levels(config):
         return
     prompts = package.prompts(read_env_settings(config.env))
-    env_key = f"env.env_name={config.env.env_name!r}"
+    env_text = f"env.env_name={config.env.env_name!r}"
     if not prompts.asks_for_levels:
         raise ValueError(
-            f"{env_key}: its prompts do not request thinking levels, and env.levels is true; "
+            f"{env_text}: its prompts do not request thinking levels, and env.levels is true; "
             "allowed: an environment whose prompts have asks_for_levels=True; fix: another "
             "environment, or algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and "
             "env.levels unset"
@@ -166,7 +166,7 @@ def check_level_prompts(config: PPOConfig, package: EnvPackage) -> None:
     level_texts = get_rlvcr_settings(config.algorithm).prompts
     if level_texts and not shows_level_prompts(prompts):
         raise ValueError(
-            f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no "
+            f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_text} describe no "
             "levels, so the texts have no effect; allowed: {}; fix: remove them, or use prompts "
             "that describe the levels (env.alfworld.prompt=full)"
         )

@@ -214,8 +214,8 @@ class ReplyReader:
     def _templates_by_format(self) -> dict[str, dict[str, Any]]:
         """Response templates by name, the one in the files of the tokenizer first."""
         file_format = getattr(self._bridge.tokenizer, "response_template", None)
-        specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
-        return specs | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
+        templates = {"response_template": file_format} if isinstance(file_format, dict) else {}
+        return templates | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
     def _parse_in_model_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
         for name in [self.tool_format] if self.tool_format else NAMES_WITHOUT_TOOLS:

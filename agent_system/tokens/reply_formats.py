@@ -151,7 +151,10 @@ DEEPSEEK_BEGIN, DEEPSEEK_SEPARATOR, DEEPSEEK_END = map(
 def make_response_fields(
     call: CallFormat, thought: Field = THINK_TAGS, content: Field = OTHER_TEXT
 ) -> Fields:
-    """Return the fields from which transformers parses the replies of a model family."""
+    """Return the ``fields`` of a response template, which ``tokenizer.parse_response`` reads.
+
+    They describe where a reply of one model family has its thought, tool calls and other text.
+    """
     return {THOUGHT_KEY: thought, "tool_calls": call.make_field(), "content": content}
 
 

@@ -318,8 +318,8 @@ def _sample_random_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
 
 def _measure_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind, seed: int) -> float:
     *rows, branch_tokens = _sample_random_rows(lm, seed)
-    branches = [[], [BranchRequest(BRANCH_START, branch_tokens.tolist())]]
-    packed = pack_rows(rows, branches, lm.device)
+    branches_by_row = [[], [BranchRequest(BRANCH_START, branch_tokens.tolist())]]
+    packed = pack_rows(rows, branches_by_row, lm.device)
     set_attention_implementation(lm, forward_kind.attention)
     hidden = forward_kind.compute_hidden(
         find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout

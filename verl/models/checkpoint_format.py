@@ -55,10 +55,11 @@ class WeightConversion:
 def plan_conversions(
     model: "PreTrainedModel", names: Collection[str], *, to_checkpoint: bool
 ) -> list[WeightConversion]:
-    """Return the conversions of the weights ``names`` to those of the checkpoint, or the reverse.
+    """Return the conversions between the weights of ``model`` and those of its checkpoint.
 
-    Each name is the input of one conversion. The weights of the checkpoint are those that
-    ``save_pretrained`` writes: a checkpoint keeps the names with which it was loaded.
+    With ``to_checkpoint``, ``names`` are weights of the model. Otherwise they are weights of the
+    checkpoint. Each name is an input of exactly one conversion. The checkpoint has the weights that
+    ``save_pretrained`` writes, with the names of the files from which the model was loaded.
     """
     from transformers import core_model_loading as loading
 

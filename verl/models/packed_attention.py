@@ -66,15 +66,17 @@ def packed_attention(
         )
     check_attention_window(sliding_window, layout)
     check_attention_arguments(attention_mask, other_arguments)
-    group = layout.sequence_group
-    if group is not None:
-        query, key, value = map(group.exchange_tokens_for_heads, (query, key, value))
+    sequence_group = layout.sequence_group
+    if sequence_group is not None:
+        query, key, value = map(sequence_group.exchange_tokens_for_heads, (query, key, value))
     states = (query, key, value)
     if layout.calls is None:
         output = _attend_by_flex(layout, states, scaling, dropout)
     else:
         output = _attend_by_calls(layout.calls, states, scaling, dropout)
-    return output if group is None else group.exchange_heads_for_tokens(output), None
+    if sequence_group is not None:
+        output = sequence_group.exchange_heads_for_tokens(output)
+    return output, None
 
 
 def check_attention_window(window: int | None, layout: PackedLayout) -> None:

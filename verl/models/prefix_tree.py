@@ -126,8 +126,10 @@ def pack_rows(
         sorted_prefix_groups = [sorted_rows]
     else:
         sorted_prefix_groups = [sort_sequences(sequences)]
-    segments, segment_of = _build_segments(sequences, sorted_prefix_groups)
-    segments, segment_of = _order_by_attention_call(segments, segment_of, sequences, is_merged)
+    segments, last_segments = _build_segments(sequences, sorted_prefix_groups)
+    segments, last_segments = _order_by_attention_call(
+        segments, last_segments, sequences, is_merged
+    )
     starts = [segment.start for segment in segments]
     tokens = [sequences[segment.sequence][segment.start :] for segment in segments]
     layout = PackedLayout(
@@ -138,7 +140,7 @@ def pack_rows(
     )
     paths = [
         torch.from_numpy(layout.list_row_positions(segment, len(sequence)))
-        for segment, sequence in zip(segment_of, sequences, strict=True)
+        for segment, sequence in zip(last_segments, sequences, strict=True)
     ]
     bounds = list(accumulate(map(len, row_branches), initial=len(rows)))
     return PackedRows(
@@ -180,7 +182,7 @@ def _build_segments(
     shared = [length for prefix_group in prefix_groups for length in prefix_group.shared]
     lengths = [len(sequences[index]) for index in order]
     segments: list[_Segment] = []
-    segment_of = [-1] * len(sequences)
+    last_segments = [-1] * len(sequences)
     # Each range (low, high, start, parent): order[low:high] are sequences that share ``start``
     # tokens with the row that ends in segment ``parent``, and more tokens with each other.
     ranges = [(*bounds, -1) for bounds in _split_by_shared_prefix(shared, 0, -1, len(order))][::-1]
@@ -190,11 +192,11 @@ def _build_segments(
         if lengths[longest] > start:
             segments.append(_Segment(order[longest], start, parent))
             parent = len(segments) - 1
-        segment_of[order[longest]] = parent
+        last_segments[order[longest]] = parent
         ranges += [
             (*bounds, parent) for bounds in _split_by_shared_prefix(shared, low, longest, high)
         ]
-    return segments, segment_of
+    return segments, last_segments
 
 
 def _split_by_shared_prefix(
@@ -224,13 +226,13 @@ def _split_by_shared_prefix(
 
 def _order_by_attention_call(
     segments: Sequence[_Segment],
-    segment_of: Sequence[int],
+    last_segments: Sequence[int],
     sequences: Sequence[np.ndarray],
     merged: bool,
 ) -> tuple[list[_Segment], list[int]]:
-    """Return ``segments`` in packed order, and ``segment_of`` with the new indices.
+    """Return ``segments`` in packed order, and ``last_segments`` with the new indices.
 
-    ``segment_of`` is the segment in which each sequence ends. ``merged`` is true if rows share
+    ``last_segments`` is the segment in which each sequence ends. ``merged`` is true if rows share
     prefixes with other rows. Segments that share an attention call become neighbours:
 
     1. segments without shared prefix, sorted by length if ``merged``, else in the given order;
@@ -248,4 +250,4 @@ def _order_by_attention_call(
     order = sorted(range(len(segments)), key=sort_key)
     position = {index: new for new, index in enumerate(order)} | {-1: -1}
     ordered = [segments[index]._replace(parent=position[segments[index].parent]) for index in order]
-    return ordered, [position[segment] for segment in segment_of]
+    return ordered, [position[segment] for segment in last_segments]

@@ -241,8 +241,8 @@ def _check_file(file: Path, setting: str) -> None:
 
 def _describe_lfs_pointer(file: Path) -> str:
     with file.open("rb") as stream:
-        is_pointer = stream.read(len(LFS_POINTER_START)) == LFS_POINTER_START
-    return ": it is a git-lfs pointer whose content was not downloaded" if is_pointer else ""
+        is_lfs_pointer = stream.read(len(LFS_POINTER_START)) == LFS_POINTER_START
+    return ": it is a git-lfs pointer whose content was not downloaded" if is_lfs_pointer else ""
 
 
 # ---------------------------------------------------------------------- names and shapes

@@ -254,13 +254,13 @@ class RunDirectory:
             logger.warning(text, file, len(changes), ", ".join(changes[:MAX_CHANGES]))
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
-        old_facts: dict[str, Any] = {}
+        previous_content: dict[str, Any] = {}
         if self.env_path.exists():
-            old_facts = self._read_previous_content(self.env_path, json.loads)
+            previous_content = self._read_previous_content(self.env_path, json.loads)
         # env.json has all facts of the latest start, and these four facts of every start.
         facts_of_start = {key: facts[key] for key in ("time", "host", "pid", "git")}
         content = jsonl.to_json_types(
-            {**facts, "starts": [*old_facts.get("starts", []), facts_of_start]}
+            {**facts, "starts": [*previous_content.get("starts", []), facts_of_start]}
         )
         jsonl.write_text_atomically(self.env_path, json.dumps(content, indent=2))
 

@@ -37,7 +37,7 @@ from verl.utils.commands import InterruptOnSignal, run_and_report_mistakes
 # The name of a config, or a function that chooses it from the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
 COMPOSED_NOTE = "# composed, not checked: use --check to test whether this run could start"
-MAX_JOB_NAME_LENGTH = 60  # of the name of one swept value, in characters
+MAX_JOB_NAME_LENGTH = 60  # characters of the name of a sweep job, without its hash
 CHECKED_NOTE = "checked, nothing was started: run without --check to start"
 Config = PPOConfig | SFTConfig
 Schema = type[PPOConfig] | type[SFTConfig]

@@ -23,9 +23,11 @@ def read_overrides(
     Raises ``ConfigError`` for invalid overrides, and if one of ``required_keys`` is not set.
     """
     keys = collect_section_keys(schema)
-    tree = _build_override_tree(overrides, keys)
-    reading = read_section(schema, convert_text_values(tree, schema))
-    missing_keys = [key for key in required_keys if _get_config_value(tree, key) in (None, "")]
+    override_tree = _build_override_tree(overrides, keys)
+    reading = read_section(schema, convert_text_values(override_tree, schema))
+    missing_keys = [
+        key for key in required_keys if _get_config_value(override_tree, key) in (None, "")
+    ]
     problems = [text for key, text in reading.problems.items() if key not in missing_keys]
     problems += [
         Problem(

@@ -340,8 +340,8 @@ def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_param
 def _parse_trial_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
     if isinstance(inputs, Mapping):
         columns = {str(name): values for name, values in inputs.items()}
-        rows = zip(*columns.values(), strict=True)
-        return [(dict(zip(columns, row, strict=True)), []) for row in rows]
+        value_tuples = zip(*columns.values(), strict=True)
+        return [(dict(zip(columns, values, strict=True)), []) for values in value_tuples]
     trial_inputs: list[tuple[dict[str, Any], list[Message]]] = []
     for trial_input in inputs:
         if isinstance(trial_input, Mapping):

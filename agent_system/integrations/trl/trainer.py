@@ -325,7 +325,10 @@ class GRPOEnvTrainer(GRPOTrainer):
         completions: list[Any],  # noqa: ARG002  whole trials, decoded; see below
         completion_ids_list: list[list[int]],
     ) -> torch.Tensor:
-        """Call the reward functions with the agent's last message instead of the whole trial."""
+        """Call the reward functions with the agent's last message only.
+
+        ``completions`` would be the decoded text of the whole trial, with all its turns.
+        """
         return super()._calculate_rewards(
             inputs, prompts, self._trials["final_completion_messages"], completion_ids_list
         )

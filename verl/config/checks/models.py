@@ -242,9 +242,10 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that an estimator that compares turns has rewards of turns that the run trains on.
+    """Refuse an estimator that compares turns if the run does not train on the turns' rewards.
 
-    Otherwise the advantages of turns would oppose those of trajectories.
+    Some keys replace these rewards by one score per trajectory. Turns would then be compared by
+    the environment's rewards and trajectories by other scores, so their advantages could disagree.
     """
     replacing_key = find_key_replacing_turn_rewards(cfg)
     if replacing_key is None or not estimator_uses_turn_rewards(cfg, ctx):

@@ -95,11 +95,12 @@ def normalize_answer(text: str) -> str:
 
 
 def normalize_words(text: str) -> str:
-    """Return ``text`` in a form in which equal words are equal texts.
+    """Return ``text`` in a form for comparison of words: lower case, single spaces.
 
-    ``text`` must be normalised. The result is in lower case, without hyphens and leading article.
+    Hyphens inside words become spaces, and a leading article is removed. ``text`` must be a result
+    of ``normalize_answer``, which unifies dashes and removes mark-up but keeps the case.
 
-    >>> normalize_words("The  Eiffel-Tower")
+    >>> normalize_words("The Eiffel-Tower")
     'eiffel tower'
     """
     words = re.sub(r"(?<=\w)-(?=\w)", " ", text.casefold()).split()

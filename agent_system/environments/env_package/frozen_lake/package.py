@@ -104,7 +104,7 @@ def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Return one task per distinct map. Small lakes have fewer maps than the settings request."""
-    maps = _generate_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    maps = _generate_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings are hashable
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
         for rows in maps

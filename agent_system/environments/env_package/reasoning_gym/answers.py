@@ -164,7 +164,7 @@ def _rewrite_probability(answer: str, entry: Entry) -> str | None:
     return str(entry["answer"]) if is_close else None
 
 
-def _rewrite_list(answer: str, entry: Entry) -> str:
+def _rewrite_as_list_literal(answer: str, entry: Entry) -> str:
     # The graders of these generators call ``eval`` on every answer that is not the right text.
     right_texts = {
         str(entry.get("answer", "")).strip(),
@@ -194,15 +194,15 @@ def _reject_wrong_sign(answer: str, entry: Entry) -> str | None:
 
 # For generators whose grader evaluates answers: the function that makes an answer safe.
 READERS_OF_EVALUATED_ANSWERS: dict[str, AnswerReader] = {
-    "binary_matrix": _rewrite_list,
+    "binary_matrix": _rewrite_as_list_literal,
     "countdown": _rewrite_arithmetic,
     "intermediate_integration": _rewrite_algebra,
-    "n_queens": _rewrite_list,
+    "n_queens": _rewrite_as_list_literal,
     "polynomial_multiplication": _rewrite_algebra,
     "puzzle24": _rewrite_if_twenty_four,
     "simple_integration": _rewrite_algebra,
-    "spiral_matrix": _rewrite_list,
-    "string_insertion": _rewrite_list,
+    "spiral_matrix": _rewrite_as_list_literal,
+    "string_insertion": _rewrite_as_list_literal,
 }
 ANSWER_READERS = READERS_OF_EVALUATED_ANSWERS | {
     "coin_flip": _rewrite_probability,

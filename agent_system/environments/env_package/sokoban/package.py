@@ -90,7 +90,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
     The ``solution`` of a task is for demonstrations and never part of a prompt.
     """
-    levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings are hashable
     return [
         {
             "task_id": f"{NAME}/{derive_seed(canonicalize_level(level)):x}",

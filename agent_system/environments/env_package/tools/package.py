@@ -102,7 +102,7 @@ class ToolsEnv:
         observation = build_first_observation(task)
         self._history = [observation.text]
         if observation.opening:
-            text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
+            text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings are hashable
             observation.opening = _add_system_instructions(observation.opening, text)
         return observation
 
@@ -164,7 +164,7 @@ class ToolPrompts(ChatPrompts):
         self._settings = settings
 
     def list_tools(self) -> list[dict[str, Any]]:
-        return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
+        return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings are hashable
 
     def build_system_without_tools(self) -> str:
         return SHORT_INSTRUCTIONS
@@ -177,7 +177,7 @@ class ToolPrompts(ChatPrompts):
 
         With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags.
         """
-        return make_system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
+        return make_system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings are hashable
 
 
 @lru_cache(maxsize=8)
@@ -191,7 +191,7 @@ def list_schemas(settings: ToolsSettings) -> list[dict[str, Any]]:
 @lru_cache(maxsize=8)
 def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
     text = INSTRUCTIONS.format(
-        tools="\n".join(json.dumps(schema) for schema in list_schemas(settings))  # pyright: ignore[reportArgumentType]  settings hash
+        tools="\n".join(json.dumps(schema) for schema in list_schemas(settings))  # pyright: ignore[reportArgumentType]  settings are hashable
     )
     if not levels:
         return text
