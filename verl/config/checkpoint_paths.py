@@ -48,7 +48,9 @@ def find_related_checkpoint(directory: Path) -> Path | None:
     ``directory`` may be a run, its directory ``checkpoints``, a checkpoint, or a role in one
     (``actor``). Return None for other directories.
     """
-    candidates = [path for path in (directory, directory.parent) if path.match("global_step_*")]
+    candidates = [
+        path for path in (directory, directory.parent) if _STEP_DIRECTORY.match(path.name)
+    ]
     for root in (directory, directory / "checkpoints"):
         candidates += reversed(find_step_directories(root).values())
     return next(filter(_has_manifest, candidates), None)

@@ -218,7 +218,7 @@ class CheckpointManager:
         file = Path(path) / STATE_FILE
         try:
             state = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: cannot be read: {error}; allowed: JSON") from error
         if not isinstance(state, dict):
             why = f"it holds a JSON value of type {type(state).__name__}"
@@ -317,7 +317,11 @@ def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tup
     """Yield (writer, path) of every file that this process does not see with its full size."""
     for rank_files in written_files:
         for path, size in rank_files.sizes.items():
-            if not os.path.exists(path) or os.path.getsize(path) != size:
+            try:
+                is_visible = os.stat(path).st_size == size
+            except OSError:  # also a stale handle of a network file system
+                is_visible = False
+            if not is_visible:
                 yield rank_files.writer, path
 
 

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 
@@ -27,9 +28,9 @@ POLL_S = 0.05  # seconds between two checks if processes have ended
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends."""
+    """Ask the kernel to kill this process when the thread that started it ends (Linux only)."""
     # Use SIGKILL, which also ends a process that hangs in native code.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
@@ -37,7 +38,12 @@ def adopt_orphans() -> None:
 
     ``kill_descendants`` can then find them.
     """
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _call_prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _call_prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def kill_descendants(pid: int, owner: str) -> None:

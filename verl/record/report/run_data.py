@@ -41,7 +41,7 @@ class RunData:
         points_by_metric: dict[str, Points] = {}
         for line in self.metrics:
             for name, value in line.items():
-                if type(value) in (int, float):  # not a boolean
+                if _is_number(value):
                     steps, values = points_by_metric.setdefault(name, ([], []))
                     steps.append(line["step"])
                     values.append(float(value))
@@ -67,7 +67,7 @@ class RunData:
             numbers = {
                 name: float(value)
                 for name, value in line.items()
-                if name.startswith(prefix) and type(value) in (int, float)
+                if name.startswith(prefix) and _is_number(value)
             }
             if numbers:
                 return numbers
@@ -87,6 +87,11 @@ class RunData:
         line = self._validation_lines[step]
         rate = line["val/success_rate"]  # both bounds of a run without a logged interval
         return line.get("val/success_rate_low", rate), line.get("val/success_rate_high", rate)
+
+
+def _is_number(value: object) -> bool:
+    # Booleans are integers in Python, and a chart cannot show NaN.
+    return type(value) in (int, float) and value == value
 
 
 def load_run(run_dir: str | Path) -> RunData:
