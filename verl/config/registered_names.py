@@ -18,11 +18,31 @@ REWARD_PARTS_OVERRIDE = "custom_reward_function.path=FILE, whose function return
 
 # Columns that every batch has. Other columns depend on the config.
 UNCONDITIONAL_COLUMNS = (
-    *("prompts", "responses", "input_ids", "attention_mask", "position_ids"),
-    *("response_mask", "step_ids", "rollout_log_probs", "old_log_probs"),
-    *("token_level_scores", "token_level_rewards", "uid", "traj_uid", "data_source", "task_id"),
-    *("anchor_obs", "is_action_valid", "step_rewards", "step_index", "episode_rewards"),
-    *("episode_lengths", "won", "aborted", "truncated", "steps"),
+    "prompts",
+    "responses",
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "response_mask",
+    "step_ids",
+    "rollout_log_probs",
+    "old_log_probs",
+    "token_level_scores",
+    "token_level_rewards",
+    "uid",
+    "traj_uid",
+    "data_source",
+    "task_id",
+    "anchor_obs",
+    "is_action_valid",
+    "step_rewards",
+    "step_index",
+    "episode_rewards",
+    "episode_lengths",
+    "won",
+    "aborted",
+    "truncated",
+    "steps",
 )
 
 

@@ -131,7 +131,7 @@ def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
 async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dict[str, Any]:
     """Run both collectors for ``rounds`` rounds after a warm-up round.
 
-    Return the seconds of each round, the trajectories of the last round (``played``), and the
+    Return the seconds of each round, the trajectories of the last round (``trajectories``), and the
     number of trajectories of all rounds with equal tokens (``same``).
     """
     collectors = {
@@ -160,7 +160,7 @@ async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dic
     await call_worker_method(workload.engine, "close")
     return {
         "seconds": {name: s[1:] for name, s in seconds.items()},
-        "played": trajectories_by_name["asynchronous"],
+        "trajectories": trajectories_by_name["asynchronous"],
         "same": num_equal,
     }
 
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     overrides = [*sizes, *(WAITING_OVERRIDES if args.waiting else ()), *args.overrides]
     workload = Workload(args.config_name, overrides, args.tasks, actor=True)
     result = asyncio.run(measure_collectors(workload, args.slots, args.rounds))
-    trajectories = result["played"]
+    trajectories = result["trajectories"]
     steps = sum(len(trajectory.turns) for trajectory in trajectories)
     print(
         f"{workload.cfg.env.env_name}: {len(trajectories)} trajectories, {steps} steps, "

@@ -120,8 +120,8 @@ def test_every_turn_is_a_row_of_the_export(tmp_path):
     lines[0]["steps"][0] |= {"token_credit": [["<action>", 0.5], ["up", -1.0]], "contexts": [1]}
     write_lines(tmp_path, lines, "2")
     write_lines(tmp_path, lines[:1], "val_2")
-    export_plays.main([str(tmp_path), str(tmp_path / "plays.parquet")])
-    table = pandas.read_parquet(tmp_path / "plays.parquet")
+    export_plays.main([str(tmp_path), str(tmp_path / "trajectories.parquet")])
+    table = pandas.read_parquet(tmp_path / "trajectories.parquet")
     num_turns = sum(len(line["steps"]) for line in lines)
     assert len(table) == 2 * num_turns + len(lines[0]["steps"])
     assert table.split.unique().tolist() == ["train", "val"]

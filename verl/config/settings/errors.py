@@ -74,9 +74,9 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, problems: str | Iterable[str], code: ProblemCode = "out_of_range") -> None:
+        texts = [problems] if isinstance(problems, str) else problems
         self.problems = [
-            problem if isinstance(problem, Problem) else Problem(problem, code)
-            for problem in ([problems] if isinstance(problems, str) else problems)
+            text if isinstance(text, Problem) else Problem(text, code) for text in texts
         ]
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)

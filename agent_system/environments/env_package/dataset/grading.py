@@ -4,9 +4,10 @@ The default grader extracts the answer (module ``answers``) and compares it with
 (module ``comparison``).
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,39 +171,42 @@ def read_truths(ground_truth: object) -> list[str]:
 
 
 def _list_accepted_answers(truth: object) -> Iterator[str]:
+    if isinstance(truth, str) and truth.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            truth = json.loads(truth)
     if isinstance(truth, Mapping):
-        unknown_keys = [key for key in truth if key not in TRUTH_KEYS]
-        if unknown_keys or not truth:
-            raise ValueError(
-                f"ground_truth={_quote_value(truth)}: an answer cannot be compared with a "
-                f"dictionary with {unknown_keys[:1] or 'no keys'}; allowed: the keys "
-                f"{', '.join(sorted(TRUTH_KEYS))}; {_FIX_TEXT}"
-            )
+        _check_truth_keys(truth)
         for value in truth.values():
             yield from _list_accepted_answers(value)
     elif isinstance(truth, (list, tuple)):
+        _check_truth_list(truth)
         for accepted_answer in truth:
-            if isinstance(accepted_answer, (list, tuple, Mapping)):
-                raise ValueError(
-                    f"ground_truth={_quote_value(truth)} contains "
-                    f"{_quote_value(accepted_answer)}; allowed: a list of texts and "
-                    f"numbers; {_FIX_TEXT}"
-                )
             yield from _list_accepted_answers(accepted_answer)
     elif isinstance(truth, bool):
         # The JSON value true accepts the words "true" and "yes".
         yield from (("true", "yes") if truth else ("false", "no"))
-    elif isinstance(truth, float) and not math.isfinite(truth):
-        yield ""
-    elif isinstance(truth, str) and truth.lstrip().startswith("{"):
-        try:
-            parsed_truth = json.loads(truth)
-        except (ValueError, RecursionError):
-            yield truth
-        else:
-            yield from _list_accepted_answers(parsed_truth)
     else:
-        yield "" if truth is None else str(truth)
+        is_missing = truth is None or (isinstance(truth, float) and not math.isfinite(truth))
+        yield "" if is_missing else str(truth)
+
+
+def _check_truth_keys(truth: Mapping[Any, Any]) -> None:
+    unknown_keys = [key for key in truth if key not in TRUTH_KEYS]
+    if unknown_keys or not truth:
+        raise ValueError(
+            f"ground_truth={_quote_value(truth)}: an answer cannot be compared with a "
+            f"dictionary with {unknown_keys[:1] or 'no keys'}; allowed: the keys "
+            f"{', '.join(sorted(TRUTH_KEYS))}; {_FIX_TEXT}"
+        )
+
+
+def _check_truth_list(truth: Sequence[object]) -> None:
+    for accepted_answer in truth:
+        if isinstance(accepted_answer, (list, tuple, Mapping)):
+            raise ValueError(
+                f"ground_truth={_quote_value(truth)} contains {_quote_value(accepted_answer)}; "
+                f"allowed: a list of texts and numbers; {_FIX_TEXT}"
+            )
 
 
 def _quote_value(value: object) -> str:
