@@ -249,7 +249,7 @@ def test_lock_step_is_equal_and_submits_all_turns_at_once(tmp_path):
     overrides = ["env.num_workers=1", "env.envs_per_worker=4"]
     workload = make_workload(tmp_path, *overrides)
     comparison = asyncio.run(collector.measure_collectors(workload, slots=4, rounds=1))
-    assert comparison["same"] == len(comparison["played"]) == 6
+    assert comparison["same"] == len(comparison["trajectories"]) == 6
     assert all(len(seconds) == 1 for seconds in comparison["seconds"].values())
 
     workload, tokenizer = make_workload(tmp_path, *overrides), make_tiny_tokenizer()
