@@ -1,4 +1,4 @@
-"""Declarations of the metrics and charts that a method adds to console, report and validation.
+"""Metrics and charts that a training method adds to console, report and validation.
 
     rlvcr/report_sections.py ──append(ReportContribution(...))──▶ CONTRIBUTIONS
                                                              │ load_contributions()
@@ -7,7 +7,7 @@
 
 The module of the method is imported by name, because ``verl`` does not depend on the method. A
 module outside this repository appends when it is imported. Console and report show the entries of
-all contributions at one place of their list, in the order of ``CONTRIBUTIONS``.
+all contributions together, in the order of ``CONTRIBUTIONS``.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
 (ordered), ``time-0`` to ``time-7`` (unordered).
@@ -154,10 +154,12 @@ class MetricTable:
         """
         prefix = f"{self.prefix}/"
         column_keys = {column.key for column in self.columns}
-        key_parts = [
+        name_and_key_parts = [
             key.removeprefix(prefix).rpartition("/") for key in metrics if key.startswith(prefix)
         ]
-        return list(dict.fromkeys(name for name, _, key in key_parts if key in column_keys))
+        return list(
+            dict.fromkeys(name for name, _, key in name_and_key_parts if key in column_keys)
+        )
 
     def line_cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
         """Return the texts of the line for ``name``: the name, then a cell per column."""
@@ -282,15 +284,15 @@ def list_data_sources(metric_names: Iterable[str]) -> list[str]:
     ``openai/gsm8k``. Other metrics may end in ``success_rate`` too, but only a source has an
     ``episode_reward`` next to it.
     """
-    names = dict.fromkeys(metric_names)
+    unique_names = dict.fromkeys(metric_names)
     pattern = re.compile("val/(.+)/success_rate")
-    sources = [match[1] for name in names if (match := pattern.fullmatch(name))]
-    return [source for source in sources if f"val/{source}/episode_reward" in names]
+    sources = [match[1] for name in unique_names if (match := pattern.fullmatch(name))]
+    return [source for source in sources if f"val/{source}/episode_reward" in unique_names]
 
 
 @functools.cache
 def load_contributions() -> list[ReportContribution]:
-    """Import the module of the method once; return what methods add to console and report.
+    """Import the module of the training method once; return all additions to console and report.
 
     If the import fails, log a warning and continue without its contribution.
     """

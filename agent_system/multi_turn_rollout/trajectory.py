@@ -45,7 +45,7 @@ class RolloutSpec:
     uid: str  # group
     traj_uid: str
     env_seed: int
-    replayed_turns: tuple[tuple[int, ...], ...] = ()
+    replayed_turns: tuple[tuple[int, ...], ...] = ()  # token ids of each repeated turn
     expected_observations: tuple[str, ...] = ()
     replayed_summaries: tuple[tuple[int, ...], ...] = ()
     forced_level: int | None = None
@@ -72,13 +72,13 @@ class Turn:
 
     step: int  # number of the turn, from 0
     observation: str
-    anchor: str
+    anchor: str  # canonical text of the state
     ledger: int  # index of the token list with this turn
     start: int  # index of its first token in the ledger
     end: int  # index after its last token
     response: str  # text of the reply
     stop_reason: StopReason
-    num_forced: int = 0
+    num_forced: int = 0  # first tokens that force a thinking level
     action: str = ""
     is_action_valid: bool = False
     reward: float = 0.0
@@ -86,8 +86,8 @@ class Turn:
     parsed: ParsedTurn | None = None
     alternatives: TurnAlternativeThoughts | None = None
     image: Any = None
-    situation: str = ""
-    needed_level: int | None = None
+    situation: str = ""  # kind of state, for metrics
+    needed_level: int | None = None  # required thinking level, for metrics
 
     @property
     def num_tokens(self) -> int:
@@ -133,11 +133,11 @@ class Trajectory:
     shown_messages: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
-    reward_parts: dict[str, float] = field(default_factory=dict)
-    info_numbers: dict[str, float] = field(default_factory=dict)
+    reward_parts: dict[str, float] = field(default_factory=dict)  # components of the return
+    info_numbers: dict[str, float] = field(default_factory=dict)  # last numbers in ``info``
     answer: str | None = None
-    truncated: str | None = None
-    aborted: str | None = None
+    truncated: str | None = None  # reason for an early end
+    aborted: str | None = None  # reason of a failure
     abort_detail: str = ""  # message of the failure
     start_state: tuple[str, str] | None = None  # text and state of the first observation
     active_s: float = 0.0  # duration of the episode
@@ -156,7 +156,10 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled in all turns and summaries."""
-        return sum(part.num_tokens for part in (*self.turns, *self.summaries.values()))
+        return sum(
+            turn_or_summary.num_tokens
+            for turn_or_summary in (*self.turns, *self.summaries.values())
+        )
 
     def list_token_arrays(self) -> list[TokenArrays]:
         """Return the arrays of each ledger: one value per token."""
@@ -167,13 +170,13 @@ class Trajectory:
     def copy_without_texts(self) -> "Trajectory":
         """Return a smaller copy without texts and prompts, which suffices for rows and metrics."""
         task = {key: self.spec.task[key] for key in ("task_id", "data_source")}
-        texts = {"observation": "", "response": "", "action": ""}
+        empty_texts = {"observation": "", "response": "", "action": ""}
         return replace(
             self,
             spec=replace(self.spec, task=task, replayed_turns=(), expected_observations=()),
             ledgers=[],
             token_arrays=self.list_token_arrays(),
-            turns=[replace(turn, **texts) for turn in self.turns],
+            turns=[replace(turn, **empty_texts) for turn in self.turns],
             shown_messages=[],
         )
 

@@ -101,10 +101,14 @@ class CallFormat:
 
     def make_field(self) -> Field:
         """Return the response template field ``tool_calls`` of this format."""
-        first, last = (rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.around)
-        closing_pattern = rf"{build_regex(self.closing_text)}\s*{last}"
-        opening_pattern = rf"{first}(?:{'|'.join(map(build_regex, self.opening_texts))})\s*"
-        call: Field = {"repeats": True, "transform": self._make_transform()}
+        optional_prefix, optional_suffix = (
+            rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.around
+        )
+        closing_pattern = rf"{build_regex(self.closing_text)}\s*{optional_suffix}"
+        opening_pattern = (
+            rf"{optional_prefix}(?:{'|'.join(map(build_regex, self.opening_texts))})\s*"
+        )
+        call: Field = {"repeats": True, "transform": self._make_call_template()}
         if self.pair:
             tag_pattern = build_regex(self.pair, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
@@ -117,15 +121,18 @@ class CallFormat:
             call |= {"transform_each": True}
         if not self.opening_texts:
             return call | {"open_pattern": r"\A\s*(?=\{)"}
-        closes = closing_pattern if self.closing_text else f"(?={opening_pattern})"
-        return call | {"open_pattern": opening_pattern, "close_pattern": closes}
+        call_end_pattern = closing_pattern if self.closing_text else f"(?={opening_pattern})"
+        return call | {"open_pattern": opening_pattern, "close_pattern": call_end_pattern}
 
-    def _make_transform(self) -> dict[str, Any]:
+    def _make_call_template(self) -> dict[str, Any]:
         name, arguments = "{name}", "{content}"
         if self.arguments_key:
-            # The parser passes the keys of an object in a list without "content".
-            item = "" if self.is_list else "content."
-            name, arguments = f"{{{item}{self.name_key}}}", f"{{{item}{self.arguments_key}}}"
+            # The parser provides an object as "content", but the keys of a listed object directly.
+            path_prefix = "" if self.is_list else "content."
+            name, arguments = (
+                f"{{{path_prefix}{self.name_key}}}",
+                f"{{{path_prefix}{self.arguments_key}}}",
+            )
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         has_id = any("id}" in text for text in self.opening_texts)
         return call | ({"id": "{id}"} if has_id else {})

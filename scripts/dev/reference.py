@@ -48,10 +48,10 @@ def _format_key_row(key: Key) -> str:
 
 def _format_sections(keys: Mapping[str, Key], rows: Mapping[str, str]) -> Iterator[str]:
     """Yield the text and table of each config section of ``rows`` (table rows by key path)."""
-    by_section: dict[str, list[str]] = {}
+    rows_by_section: dict[str, list[str]] = {}
     for path, row in rows.items():
-        by_section.setdefault(path.rpartition(".")[0], []).append(row)
-    for section, section_rows in by_section.items():
+        rows_by_section.setdefault(path.rpartition(".")[0], []).append(row)
+    for section, section_rows in rows_by_section.items():
         if section in keys and (help_text := _format_cell(keys[section].help_text)):
             # ``capitalize`` would also change names to small letters.
             yield f"{help_text[0].upper()}{help_text[1:]}.\n"
@@ -108,7 +108,10 @@ def format_environments_page() -> str:
             f"| {num_with_oracle} of {len(package_names)} |"
         )
     for package, variants in long_variant_lists:
-        lines += [f"\n## Variants of {package}\n", ", ".join(f"`{v}`" for v in variants)]
+        lines += [
+            f"\n## Variants of {package}\n",
+            ", ".join(f"`{variant_name}`" for variant_name in variants),
+        ]
     for title, texts in notes.items():
         lines += [f"\n## {title}\n", "| name | reason |\n|---|---|"]
         lines += [f"| `{name}` | {_format_cell(text)} |" for name, text in texts.items()]

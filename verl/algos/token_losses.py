@@ -1,4 +1,4 @@
-"""Common code of the policy losses: the tokens that they get, and the aggregation of token losses.
+"""Common code of the policy losses: their inputs, registration, and aggregation of token losses.
 
 A policy loss is written as a function from ``PolicyLossInputs`` to ``TokenLosses``.
 ``register_token_loss`` turns it into a function with the signature of
@@ -51,8 +51,8 @@ class PolicyLossInputs:
 
     def compute_row_mean(self, values: PerToken) -> PerToken:
         """Return the mean of ``values`` over each row's sampled tokens, expanded to ``[B, R]``."""
-        count = self.mask.sum(-1, keepdim=True).clamp(min=1)
-        mean = masked_sum(values, self.mask, axis=-1).unsqueeze(-1) / count
+        num_sampled_tokens = self.mask.sum(-1, keepdim=True).clamp(min=1)
+        mean = masked_sum(values, self.mask, axis=-1).unsqueeze(-1) / num_sampled_tokens
         return mean.expand_as(values)
 
 
@@ -96,7 +96,7 @@ def register_token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(loss_inputs, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the signature of ``compute_policy_loss_vanilla``, and ``params``.
+    The decorated function has the signature of ``compute_policy_loss_vanilla`` plus ``params``.
     """
 
     def register_loss(compute_token_losses: PerTokenLoss) -> PolicyLossFunction:
@@ -142,16 +142,16 @@ def register_token_loss(
             return loss, *_compute_metrics(token_losses, loss_inputs, num_tokens)
 
         functools.update_wrapper(policy_loss, compute_token_losses)
-        for key in (name, *aliases):
-            register_policy_loss(key, advantages_only, needs, takes_weights)(policy_loss)
+        for loss_name in (name, *aliases):
+            register_policy_loss(loss_name, advantages_only, needs, takes_weights)(policy_loss)
         return policy_loss
 
     return register_loss
 
 
-def _zero_unsampled(column: PerToken, mask: TokenMask) -> PerToken:
+def _zero_unsampled(token_values: PerToken, mask: TokenMask) -> PerToken:
     # Do not multiply by the mask: 0 * NaN is NaN, in the loss and in its gradient.
-    return torch.where(mask, column.float(), 0.0)
+    return torch.where(mask, token_values.float(), 0.0)
 
 
 @torch.no_grad()

@@ -79,10 +79,10 @@ def _find_missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[Problem]
     trainer = cfg.trainer
     for key, num_available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
         if getattr(trainer, key) > num_available:
-            path = f"trainer.{key}"
+            key_path = f"trainer.{key}"
             why = f"--on gives {machine}"
-            allowed, fix = f"{num_available} or fewer", f"{path}={num_available}"
-            yield build_problem(cfg, path, why, allowed, fix, "does_not_fit")
+            allowed, fix = f"{num_available} or fewer", f"{key_path}={num_available}"
+            yield build_problem(cfg, key_path, why, allowed, fix, "does_not_fit")
     needed_gpus = trainer.nnodes * trainer.n_gpus_per_node
     if engines_have_separate_gpus(cfg, "cuda"):
         needed_gpus += sum(count_engine_gpus_by_node(cfg))

@@ -22,7 +22,7 @@ class EnvironmentPlugin:
     section: Callable[[str], type[Section] | None]
     # Changes the composed config tree before it is validated.
     preprocess: Callable[[dict[str, Any], type[Section]], None]
-    # Refuses paths without effect; arguments: tree, dotted paths that the user set.
+    # Refuses keys without effect; arguments: config tree, dotted paths of keys that the user set.
     check_set_keys: Callable[[Mapping[str, Any], Collection[str]], Problems]
     # Settings by name, of the environment or of each environment of a mixture.
     settings: Callable[[EnvConfig], Mapping[str, EnvSection]]
@@ -39,7 +39,7 @@ class MethodPlugin:
     check: Callable[[PPOConfig | SFTConfig, CheckContext], Problems]
     # Batch column -> override with which the run produces it; "" if it does so anyway.
     columns: Callable[[PPOConfig], Mapping[str, str]]
-    # Purpose of further samples -> largest number of their tokens; arguments: config, turns.
+    # Purpose of additional samples -> their maximum number of tokens; arguments: config, turns.
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]]
 
 
@@ -62,8 +62,10 @@ def env_names() -> list[str]:
 
 def find_env_section_class(name: str) -> type[Section] | None:
     """Return the class of ``env.<name>``; None if it is not registered or cannot be imported."""
-    sections = (plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names())
-    return next(sections, None)
+    section_classes = (
+        plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names()
+    )
+    return next(section_classes, None)
 
 
 def collect_env_settings(env: EnvConfig) -> Mapping[str, EnvSection]:

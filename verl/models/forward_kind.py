@@ -64,21 +64,23 @@ class RowWiseForward:
         set_attention_implementation(backbone, self.attention)
         sequences = list(list_sequences(layout, input_ids.device))
         passes = plan_passes([len(positions) for positions, _ in sequences], self.padded)
-        missing = _count_dummy_passes(backbone, len(passes))
-        parts: list[torch.Tensor] = []
-        order: list[torch.Tensor] = []
+        num_dummy_passes = _count_dummy_passes(backbone, len(passes))
+        hidden_parts: list[torch.Tensor] = []
+        part_positions: list[torch.Tensor] = []
         for indices in passes:
             # Padding repeats the first token of the micro-batch, which any model can embed.
-            columns = pad_sequence([sequences[i][0] for i in indices], batch_first=True)
-            hidden = run_backbone(backbone, input_ids[columns])
+            padded_positions = pad_sequence([sequences[i][0] for i in indices], batch_first=True)
+            hidden = run_backbone(backbone, input_ids[padded_positions])
             for row, index in enumerate(indices):
                 positions, num_unshared = sequences[index]
                 length = len(positions)
-                parts.append(hidden[row, length - num_unshared : length])
-                order.append(positions[length - num_unshared :])
-        flat = torch.cat(parts).index_select(0, torch.cat(order).argsort())
-        one = input_ids[:1, None]
-        return flat + _run_dummy_passes(missing, lambda: run_backbone(backbone, one))
+                hidden_parts.append(hidden[row, length - num_unshared : length])
+                part_positions.append(positions[length - num_unshared :])
+        packed_hidden = torch.cat(hidden_parts).index_select(0, torch.cat(part_positions).argsort())
+        first_token = input_ids[:1, None]
+        return packed_hidden + _run_dummy_passes(
+            num_dummy_passes, lambda: run_backbone(backbone, first_token)
+        )
 
     def count_tokens(self, length: int, branches: Sequence[BranchRequest]) -> int:
         """Return the number of tokens of a row and of its branches, each with its prefix."""
@@ -117,11 +119,13 @@ class PackedForward:
             return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
         # Another rank may need several row-wise passes, because its rows are longer than
         # ``self.limit``. All ranks must run the same number of passes.
-        missing = _count_dummy_passes(backbone, 1)
+        num_dummy_passes = _count_dummy_passes(backbone, 1)
         set_attention_implementation(backbone, self.attention)
         hidden = compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
-        one = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
-        return hidden + _run_dummy_passes(missing, lambda: compute_packed_hidden(backbone, *one))
+        one_token_inputs = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
+        return hidden + _run_dummy_passes(
+            num_dummy_passes, lambda: compute_packed_hidden(backbone, *one_token_inputs)
+        )
 
     def count_tokens(self, length: int, branches: Sequence[BranchRequest]) -> int:
         """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
@@ -129,13 +133,13 @@ class PackedForward:
         Branches are alternative continuations of the row. Their prefix is computed once, unless the
         row or a branch exceeds the limit of packed passes.
         """
-        ends = [branch.start + len(branch.token_ids) for branch in branches]
-        if self.long_rows is not None and self._exceeds_packing_limit(max([length, *ends])):
+        branch_ends = [branch.start + len(branch.token_ids) for branch in branches]
+        if self.long_rows is not None and self._exceeds_packing_limit(max([length, *branch_ends])):
             return self.long_rows.count_tokens(length, branches)
         return length + sum(len(branch.token_ids) for branch in branches)
 
-    def _exceeds_packing_limit(self, tokens: int) -> bool:
-        return self.limit is not None and tokens > self.limit
+    def _exceeds_packing_limit(self, num_tokens: int) -> bool:
+        return self.limit is not None and num_tokens > self.limit
 
 
 ForwardKind = PackedForward | RowWiseForward
@@ -152,12 +156,12 @@ def set_attention_implementation(model: nn.Module, attention: str) -> None:
     It is not restored after a pass: gradient checkpointing repeats the layers in backward.
     """
     lm: PreTrainedModel = model  # pyright: ignore[reportAssignmentType]  a backbone is one
-    current = lm.config._attn_implementation
-    if not attention or current == attention:
+    current_implementation = lm.config._attn_implementation
+    if not attention or current_implementation == attention:
         return
     if lm._can_set_attn_implementation():
         lm.set_attn_implementation(attention)
-    elif current == PACKED_ATTENTION:
+    elif current_implementation == PACKED_ATTENTION:
         # The layers of this model ignore the name of the implementation. The name only decides
         # which mask transformers makes.
         lm.config._attn_implementation = attention
@@ -185,8 +189,8 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if passes and padded:
             padded_tokens = (len(passes[-1]) + 1) * lengths[passes[-1][0]]
-            share = 1 - (tokens + lengths[index]) / padded_tokens
-            if share <= MAX_PADDING and padded_tokens <= PASS_TOKENS:
+            padding_share = 1 - (tokens + lengths[index]) / padded_tokens
+            if padding_share <= MAX_PADDING and padded_tokens <= PASS_TOKENS:
                 passes[-1].append(index)
                 tokens += lengths[index]
                 continue
@@ -195,8 +199,8 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
     return passes
 
 
-def _count_dummy_passes(backbone: nn.Module, passes: int) -> int:
-    """Return the largest number of ``passes`` of any rank minus that of this rank.
+def _count_dummy_passes(backbone: nn.Module, num_passes: int) -> int:
+    """Return the largest ``num_passes`` of any rank minus that of this rank.
 
     This rank must run so many additional passes, because passes through a sharded model are
     collective operations. The result is 0 for a model that is not sharded yet: only rank 0 passes
@@ -208,19 +212,21 @@ def _count_dummy_passes(backbone: nn.Module, passes: int) -> int:
         return 0
     # gloo reduces CPU tensors, NCCL only GPU tensors.
     device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
-    most = torch.tensor([passes], device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return int(most) - passes
+    max_passes = torch.tensor([num_passes], device=device)
+    dist.all_reduce(max_passes, dist.ReduceOp.MAX)
+    return int(max_passes) - num_passes
 
 
-def _run_dummy_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
-    """Call ``run_pass`` ``count`` times, so that this rank runs as many passes as the other ranks.
+def _run_dummy_passes(
+    num_passes: int, run_pass: Callable[[], torch.Tensor]
+) -> torch.Tensor | float:
+    """Call ``run_pass`` ``num_passes`` times, so that all ranks run equally many passes.
 
     Passes through a sharded model are collective operations. Returns a zero that depends on the
     outputs, so that backward runs through these passes too.
     """
     zero: torch.Tensor | float = 0.0
-    for _ in range(count):
+    for _ in range(num_passes):
         zero = zero + run_pass().sum() * 0.0
     return zero
 
@@ -230,9 +236,9 @@ def _run_dummy_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch
 
 def get_forward_kind(lm: nn.Module) -> ForwardKind:
     """Return the forward kind chosen at the load of ``lm``, or packed passes without a choice."""
-    chosen: ForwardKind | None = getattr(lm, "forward_kind", None)
-    if chosen is not None:
-        return chosen
+    chosen_kind: ForwardKind | None = getattr(lm, "forward_kind", None)
+    if chosen_kind is not None:
+        return chosen_kind
     config: PreTrainedConfig = lm.config  # pyright: ignore[reportAssignmentType]  has one
     return PackedForward(config._attn_implementation or "", attention_window(config))
 
@@ -250,9 +256,9 @@ def encode_forward_kind(forward_kind: ForwardKind) -> str:
 
 def decode_forward_kind(text: str) -> ForwardKind:
     """Return the kind of forward passes that ``encode_forward_kind`` encoded as ``text``."""
-    values = json.loads(text)
-    if values.pop("kind") == RowWiseForward.__name__:
-        return RowWiseForward(**values)
-    if values["long_rows"] is not None:
-        values["long_rows"] = RowWiseForward(**values["long_rows"])
-    return PackedForward(**values)
+    fields = json.loads(text)
+    if fields.pop("kind") == RowWiseForward.__name__:
+        return RowWiseForward(**fields)
+    if fields["long_rows"] is not None:
+        fields["long_rows"] = RowWiseForward(**fields["long_rows"])
+    return PackedForward(**fields)

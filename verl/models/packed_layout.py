@@ -66,8 +66,10 @@ class PackedLayout:
     @property
     def attention_pairs(self) -> int:
         """Number of pairs of a query token and a key token that it attends to."""
-        pairs = zip(self.starts, self.lengths, strict=True)
-        return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
+        starts_and_lengths = zip(self.starts, self.lengths, strict=True)
+        return sum(
+            length * start + length * (length + 1) // 2 for start, length in starts_and_lengths
+        )
 
     def list_row_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of packed positions of the first ``end`` tokens of one row.
@@ -124,27 +126,30 @@ def number_tokens_depth_first(layout: PackedLayout) -> tuple[np.ndarray, np.ndar
     """
     lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
     # Depth-first order: the tokens of a segment, then the segments that continue it.
-    sizes = lengths.copy()  # tokens of the segment and of all segments below it
-    delays = np.zeros_like(lengths)  # offset of a segment's numbers from those of its parent
-    leave = np.repeat(lengths, lengths)
-    order = np.argsort(starts, kind="stable").tolist()  # each parent before its children
-    for segment in reversed(order):
+    subtree_sizes = lengths.copy()  # tokens of the segment and of all segments below it
+    # Offset of a segment's numbers from those of its parent.
+    number_offsets = np.zeros_like(lengths)
+    relative_leave = np.repeat(lengths, lengths)
+    segment_order = np.argsort(starts, kind="stable").tolist()  # each parent before its children
+    for segment in reversed(segment_order):
         parent = layout.parents[segment]
         if parent >= 0:
-            delays[segment] = sizes[parent]
-            sizes[parent] += sizes[segment]
-            first = layout.offsets[parent]
-            leave[first : first + starts[segment] - starts[parent]] += sizes[segment]
-    entered = np.zeros_like(lengths)
-    num_entered = 0
-    for segment in order:
+            number_offsets[segment] = subtree_sizes[parent]
+            subtree_sizes[parent] += subtree_sizes[segment]
+            parent_position = layout.offsets[parent]
+            relative_leave[
+                parent_position : parent_position + starts[segment] - starts[parent]
+            ] += subtree_sizes[segment]
+    first_numbers = np.zeros_like(lengths)
+    next_number = 0
+    for segment in segment_order:
         parent = layout.parents[segment]
         if parent >= 0:
-            entered[segment] = entered[parent] + delays[segment]
+            first_numbers[segment] = first_numbers[parent] + number_offsets[segment]
         else:
-            entered[segment] = num_entered
-            num_entered += sizes[segment]
-    first_of_token = np.repeat(entered, lengths)
-    index = np.arange(len(leave), dtype=np.int32)
-    index -= np.repeat(np.array(layout.offsets[:-1], dtype=np.int32), lengths)
-    return first_of_token + index, first_of_token + leave
+            first_numbers[segment] = next_number
+            next_number += subtree_sizes[segment]
+    token_first_numbers = np.repeat(first_numbers, lengths)
+    index_in_segment = np.arange(len(relative_leave), dtype=np.int32)
+    index_in_segment -= np.repeat(np.array(layout.offsets[:-1], dtype=np.int32), lengths)
+    return token_first_numbers + index_in_segment, token_first_numbers + relative_leave

@@ -97,9 +97,9 @@ class SequenceGroup:
 
     def _slice_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return this rank's slice of ``values`` [T], padded at the end to equal length."""
-        length = -(-len(values) // self.size)
-        padded_values = F.pad(values, (0, length * self.size - len(values)))
-        return padded_values[self.index * length :][:length]
+        slice_length = -(-len(values) // self.size)
+        padded_values = F.pad(values, (0, slice_length * self.size - len(values)))
+        return padded_values[self.index * slice_length :][:slice_length]
 
     def exchange_tokens_for_heads(self, states: torch.Tensor) -> torch.Tensor:
         """Exchange data so that this rank has all tokens for its part of the heads.
@@ -119,9 +119,9 @@ class SequenceGroup:
         ``states`` [1, T, A / size, D] are all T tokens for this rank's part of the A heads. The
         result is [1, t, A, D] for the t tokens of this rank.
         """
-        length = -(-self.tokens // self.size)
-        padded_states = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
-        slices = padded_states.unflatten(0, (self.size, length))
+        slice_length = -(-self.tokens // self.size)
+        padded_states = F.pad(states[0], (0, 0, 0, 0, 0, slice_length * self.size - self.tokens))
+        slices = padded_states.unflatten(0, (self.size, slice_length))
         received_tokens: torch.Tensor = _ExchangeParts.apply(slices, self.ranks)
         return received_tokens.transpose(0, 1).flatten(1, 2)[None]
 
@@ -173,9 +173,11 @@ def _encode_layout(layout: PackedLayout) -> list[int]:
     return [*layout.lengths, *layout.starts, *layout.parents]
 
 
-def _decode_layout(numbers: Sequence[int]) -> PackedLayout:
-    segments = len(numbers) // 3
-    lengths, starts, parents = (tuple(numbers[i * segments : (i + 1) * segments]) for i in range(3))
+def _decode_layout(encoded_layout: Sequence[int]) -> PackedLayout:
+    num_segments = len(encoded_layout) // 3
+    lengths, starts, parents = (
+        tuple(encoded_layout[i * num_segments : (i + 1) * num_segments]) for i in range(3)
+    )
     return PackedLayout(lengths, starts, parents)
 
 

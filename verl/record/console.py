@@ -20,7 +20,7 @@ STEP_WIDTH = 100  # maximum number of characters per line of the table of steps
 COLUMN_GAP = "  "
 # Positions where a column label may be wrapped: at a space, and after the slash between two words.
 LABEL_BREAK = re.compile(r" |(?<=\w{3}/)")
-# (label, metric with the number of failures, metric with the total number), shown after failures
+# (label, metric that counts failures, metric that counts all), shown only if there were failures
 FAILURE_METRICS = (
     ("held-out failed", "val/aborted", "val/trajectories"),
     ("train failed", "rollout/aborted", "rollout/trajectories"),
@@ -29,7 +29,7 @@ FAILURE_METRICS = (
 
 
 def list_console_metrics() -> list[ConsoleMetric]:
-    """Return the metrics of the console in their order, including those that methods add."""
+    """Return the console metrics in their order, including those that training methods add."""
     return [
         ConsoleMetric("held-out success", ("val/success_rate",), "{:.1%}"),
         ConsoleMetric("held-out return", ("val/episode_reward",)),

@@ -85,8 +85,17 @@ class Progress:
         self._bar: Bars | None = None
         console = console or get_console()
         if console.is_terminal:
-            title, count, pace = (TextColumn(text, markup=False) for text in BAR_COLUMNS)
-            self._bar = Bars(title, BarColumn(), count, pace, console=console, transient=True)
+            title_column, count_column, pace_column = (
+                TextColumn(text, markup=False) for text in BAR_COLUMNS
+            )
+            self._bar = Bars(
+                title_column,
+                BarColumn(),
+                count_column,
+                pace_column,
+                console=console,
+                transient=True,
+            )
             self._task = self._bar.add_task(name, total=total, completed=first, count="", pace="")
             self._bar.start()
             self._draw_bar("")

@@ -59,7 +59,7 @@ class CriticWorker(TrainingWorker):
         rows = self._make_rows(data)
         values = torch.zeros(rows.mask.shape)
 
-        def score(row_indices: list[int]) -> None:
+        def store_row_values(row_indices: list[int]) -> None:
             values[torch.as_tensor(row_indices)] = rows.scatter_to_responses(
                 self._compute_row_values(rows, row_indices), row_indices
             ).cpu()
@@ -69,7 +69,7 @@ class CriticWorker(TrainingWorker):
             self.config.forward_micro_batch_size_per_gpu,
             self.config.forward_max_token_len_per_gpu,
         )
-        call_on_micro_batches(self.train_engine, rows, rows.lengths, limits, score)
+        call_on_micro_batches(self.train_engine, rows, rows.lengths, limits, store_row_values)
         return DataProto.from_dict({"values": values})
 
     def _compute_row_values(self, rows: Rows, row_indices: list[int]) -> torch.Tensor:

@@ -114,7 +114,8 @@ class TrainEngine:
             module.requires_grad_(False)
         self.module = module
         self.sequence_ranks = sequence_ranks
-        # Only rank 0 can choose it: the choice compares log-probs, and only rank 0 has weights.
+        # Only rank 0 can choose the kind of forward pass: the choice compares log-probs, and only
+        # rank 0 has weights.
         module.forward_kind = decode_forward_kind(
             broadcast_text(encode_forward_kind(module.forward_kind))
         )
@@ -158,14 +159,14 @@ class TrainEngine:
         # Layers are sharded first. The root then shards only the parameters outside of them.
         for submodule in (*self.module.sharded_layers, self.module):
             broadcast_module(submodule, self.device)
-            sharded = fully_shard(
+            sharded_module = fully_shard(
                 submodule,
                 mesh=mesh,
                 mp_policy=precision_policy,
                 reshard_after_forward=self.fsdp.reshard_after_forward,
                 offload_policy=CPUOffloadPolicy() if uses_cpu_offload else OffloadPolicy(),
             )
-            sharded_modules.append(sharded)
+            sharded_modules.append(sharded_module)
         return sharded_modules
 
     def can_merge_rows(self, longest: int) -> bool:
@@ -240,10 +241,10 @@ class TrainEngine:
         ranks *add up*: the caller divides each loss by the denominator of the whole mini-batch.
         """
         # With one rank there is nothing to reduce.
-        reduces_every_time = world_size() > 1 and self.fsdp.reduce_every_micro_batch
+        reduces_every_pass = world_size() > 1 and self.fsdp.reduce_every_micro_batch
         # The setting of the root module also applies to the layers.
         self._sharded_modules[-1].set_requires_gradient_sync(
-            is_last_micro_batch or reduces_every_time
+            is_last_micro_batch or reduces_every_pass
         )
         # FSDP averages gradients over ranks. The factor turns the mean into a sum.
         (loss * world_size()).backward()
@@ -295,13 +296,13 @@ class TrainEngine:
         )
         non_finite_names = find_non_finite(local_weights)
         if sum_over_ranks([len(non_finite_names)])[0]:
-            faulty_weights = (
+            faulty_weights_text = (
                 f"{len(non_finite_names)} weights (first: {non_finite_names[0]})"
                 if non_finite_names
                 else "weights of another rank"
             )
             raise NonFiniteWeightsError(
-                f"after {self.steps} optimizer steps {faulty_weights} are NaN or infinite; "
+                f"after {self.steps} optimizer steps {faulty_weights_text} are NaN or infinite; "
                 "they are not saved; fix: continue from the last checkpoint with a lower optim.lr"
             )
 

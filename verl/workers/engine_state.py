@@ -52,9 +52,9 @@ from verl.workers.engine import TrainEngine
 # DCP warns at every call with no_dist=True, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
 
-FORMAT = 2
+ENGINE_STATE_FORMAT = 2
 READABLE_FORMATS = (1, 2)
-RANDOM_STATES = ("cpu", "cuda")
+RANDOM_STATE_NAMES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class EngineSave:
         """Wait until writing ends and return this rank's files, or raise ``CheckpointError``."""
         error = self.write_future.exception()
         if error is not None:
-            why = unwrap_checkpoint_error(error)
+            cause = unwrap_checkpoint_error(error)
             raise CheckpointError(
                 f"{self.directory}: the shards of rank {get_rank()} were not written: "
-                f"{type(why).__name__}: {why}"
+                f"{type(cause).__name__}: {cause}"
             ) from error
-        shards = self.directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors")
-        return [*self.other_files, *shards]
+        shard_files = self.directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors")
+        return [*self.other_files, *shard_files]
 
 
 def gather_full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
@@ -128,7 +128,7 @@ def save_engine(
         save_file(random_states, other_files[-1])
     if get_rank() == 0:
         other_files.append(directory / ENGINE_STATE)
-        record: dict[str, Any] = {"format": FORMAT, "steps": engine.steps}
+        record: dict[str, Any] = {"format": ENGINE_STATE_FORMAT, "steps": engine.steps}
         if adapter := get_adapter_settings(engine.module):
             record["adapter"] = asdict(adapter)
         other_files[-1].write_text(json.dumps(record))
@@ -158,15 +158,15 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
                 "only in the checkpoint"
             )
         if engine.optimizer is not None:
-            moment_names = metadata.keys() - weight_names - set(RANDOM_STATES)
+            moment_names = metadata.keys() - weight_names - set(RANDOM_STATE_NAMES)
             _allocate_moments(engine, engine.optimizer, moment_names)
             state |= _optimizer_moments(engine)
         fill_from_shards(state, directory)
         engine.steps = int(record["steps"])
         engine.check_finite_weights()
-    random_file = directory / f"rng_rank{get_rank()}.safetensors"
-    if random_file.is_file():
-        random_states = load_file(random_file)
+    random_states_file = directory / f"rng_rank{get_rank()}.safetensors"
+    if random_states_file.is_file():
+        random_states = load_file(random_states_file)
         torch.set_rng_state(random_states["cpu"])
         if engine.device == "cuda" and "cuda" in random_states:
             torch.cuda.set_rng_state(random_states["cuda"])
@@ -254,7 +254,7 @@ def named_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
 
 def _weight_names(metadata: dict[str, TensorStorageMetadata]) -> list[str]:
-    return [name for name in metadata if "|" not in name and name not in RANDOM_STATES]
+    return [name for name in metadata if "|" not in name and name not in RANDOM_STATE_NAMES]
 
 
 def _optimizer_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
@@ -353,12 +353,12 @@ def _is_written_by_this_rank(tensor: torch.Tensor) -> bool:
     """Return True if this rank has a part of ``tensor`` that no lower rank has."""
     if not isinstance(tensor, DTensor):
         return get_rank() == 0
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None  # every rank is part of the mesh
-    mesh_dimensions = zip(coordinate, tensor.placements, strict=True)
+    mesh_coordinate = tensor.device_mesh.get_coordinate()
+    assert mesh_coordinate is not None  # every rank is part of the mesh
+    coordinates_and_placements = zip(mesh_coordinate, tensor.placements, strict=True)
     replica_number = sum(
         coordinate_index
-        for coordinate_index, placement in mesh_dimensions
+        for coordinate_index, placement in coordinates_and_placements
         if placement.is_replicate()
     )
     return replica_number == 0 and tensor.to_local().numel() > 0
@@ -379,14 +379,14 @@ def fill_from_shards(state: Mapping[str, torch.Tensor], directory: Path) -> None
     """
     metadata = read_tensor_metadata(directory)
     for name in state.keys() & metadata.keys():
-        size = metadata[name].size
+        stored_shape = metadata[name].size
         num_stored_values = sum(math.prod(chunk.sizes) for chunk in metadata[name].chunks)
         # DCP computes the size from the stored parts. If the last part is missing, the size is
         # smaller.
-        if size != state[name].shape or num_stored_values != state[name].numel():
+        if stored_shape != state[name].shape or num_stored_values != state[name].numel():
             raise ValueError(
                 f"{directory}: it holds {num_stored_values} values of '{name}' with shape "
-                f"{list(size)}, but the model has shape {list(state[name].shape)}: "
+                f"{list(stored_shape)}, but the model has shape {list(state[name].shape)}: "
                 "the checkpoint is of another model, or files of some ranks are missing"
             )
     try:

@@ -87,9 +87,9 @@ def compute_denominators(
         num_restricted_tokens = float(
             (batch[CHOICE_MASK][computed_indices].bool() & is_sampled).sum()
         )
-    loss = float(compute_loss_denominator(mask, loss_agg_mode, row_shares))
+    loss_denominator = float(compute_loss_denominator(mask, loss_agg_mode, row_shares))
     local_sums = [
-        loss,
+        loss_denominator,
         float(is_sampled.sum()),
         num_restricted_tokens,
         float(len(computed_indices)),
@@ -113,9 +113,9 @@ class PolicyLoss:
         self.section = section
         self.restricted_loss = restricted_loss
         self.allowed_token_ids: torch.Tensor | None = None
-        mode = section.policy_loss.loss_mode
-        self.policy_loss = get_policy_loss_fn(mode)
-        self.loss_needs = get_loss_needs(mode)
+        loss_mode = section.policy_loss.loss_mode
+        self.policy_loss = get_policy_loss_fn(loss_mode)
+        self.loss_needs = get_loss_needs(loss_mode)
         self.params = self._read_params(self.loss_needs.params)
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
@@ -164,7 +164,7 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return those of ``rows`` with a nonzero advantage or ``choice_credit`` of a token."""
+        """Return those of ``rows`` with a token of nonzero advantage or ``choice_credit``."""
         row_indices = torch.as_tensor(rows, dtype=torch.long)
         has_advantage = data.batch["advantages"][row_indices] != 0
         if CHOICE_CREDIT in data.tensor_keys():
@@ -195,7 +195,8 @@ class PolicyLoss:
             "denominator": denominators.loss,
             "loss_scale_factor": section.loss_scale_factor,
         }
-        # The KL term reads the log-probs of the sampled tokens, the policy loss marginal ones.
+        # The KL term reads the log-probs of the sampled tokens. Those of the policy loss may be
+        # replaced by marginal log-probs over the allowed tokens.
         log_probs = token_log_probs = rows.scatter_to_responses(scores.log_probs, row_indices)
         allowed_token_log_probs = None
         if self.restricted_loss is not None and scores.allowed_token_log_probs is not None:
@@ -226,8 +227,10 @@ class PolicyLoss:
             metrics[f"{self.restricted_loss.name}_entropy"] = entropy
             loss = loss - self.restricted_loss.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:
-                losses = _compute_allowed_token_losses(allowed_token_log_probs, batch, section)
-                loss = loss + agg_loss(losses, mask, **agg_arguments)
+                allowed_token_losses = _compute_allowed_token_losses(
+                    allowed_token_log_probs, batch, section
+                )
+                loss = loss + agg_loss(allowed_token_losses, mask, **agg_arguments)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def _compute_policy_term(
@@ -249,10 +252,10 @@ class PolicyLoss:
             # advantage.
             advantages = advantages * weights
         if token_selector is not None:
-            selected = token_selector.select_tokens(
+            selected_tokens = token_selector.select_tokens(
                 batch["old_log_probs"], batch["advantages"], mask
             )
-            arguments["selected"] = selected
+            arguments["selected"] = selected_tokens
         loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
             old_log_prob=batch["old_log_probs"],
             log_prob=log_probs,
@@ -321,9 +324,9 @@ def _compute_allowed_token_losses(
     low, high = resolve_clip_range(
         section.clip_ratio, section.clip_ratio_low, section.clip_ratio_high
     )
-    credit = batch[CHOICE_CREDIT]
+    choice_credit = batch[CHOICE_CREDIT]
     weights = batch.get(CORRECTION_WEIGHTS, None)
     if weights is not None:
-        credit = credit * weights.unsqueeze(-1)
+        choice_credit = choice_credit * weights.unsqueeze(-1)
     clipped_ratios = ratios.clamp(1 - low, 1 + high)
-    return torch.maximum(-credit * ratios, -credit * clipped_ratios).sum(-1)
+    return torch.maximum(-choice_credit * ratios, -choice_credit * clipped_ratios).sum(-1)

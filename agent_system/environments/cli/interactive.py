@@ -58,9 +58,9 @@ def run_interactive(
         _print_text(console, f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
         first_observation = await_if_needed(env.reset(task, seed))
         prompts = select_prompts(package.prompts(settings), first_observation)
-        system = prompts.system(False)
-        if system:
-            _print_text(console, system, style="dim")
+        system_message = prompts.system(False)
+        if system_message:
+            _print_text(console, system_message, style="dim")
         for message in first_observation.opening:
             _print_text(console, f"{message['role']}: {message['content']}", style="dim")
         actions = _read_actions(lines or sys.stdin, console)
@@ -84,10 +84,14 @@ def _read_actions(lines: TextIO, console: Console) -> Iterator[str]:
 
 
 def _run_typed_episode(
-    env: Env, first_observation: Observation, actions: Iterator[str], console: Console, steps: int
+    env: Env,
+    first_observation: Observation,
+    actions: Iterator[str],
+    console: Console,
+    max_steps: int,
 ) -> bool:
     observation, total_reward = first_observation, 0.0
-    for num_actions in range(1, steps + 1):
+    for num_actions in range(1, max_steps + 1):
         _print_observation(console, observation)
         action = next(actions, None)
         if action is None:
@@ -103,7 +107,7 @@ def _run_typed_episode(
             outcome_text = "success" if is_success else "no success"
             console.print(f"{outcome_text} after {num_actions} actions; return {total_reward:g}")
             return is_success
-    console.print(f"ended after {steps} actions, no success; return {total_reward:g}")
+    console.print(f"ended after {max_steps} actions, no success; return {total_reward:g}")
     return False
 
 

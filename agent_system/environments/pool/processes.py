@@ -84,7 +84,7 @@ class WorkerProcess(asyncio.Protocol):
         self.is_alive = False
         self.is_closing = False
         self.is_async = False
-        self._owner_id = uuid.uuid4().hex
+        self._process_tree_id = uuid.uuid4().hex
         self.open_sessions: Counter[str | None] = Counter()  # by group
         self.start_duration_s = 0.0
         self._pending_calls: dict[int, _PendingCall] = {}
@@ -145,7 +145,7 @@ class WorkerProcess(asyncio.Protocol):
         # Some libraries draw from sets of strings. A common hash seed gives equal draws in all
         # workers.
         environ.setdefault("PYTHONHASHSEED", "0")
-        environ[OWNER_VARIABLE] = self._owner_id
+        environ[OWNER_VARIABLE] = self._process_tree_id
         module = f"{__package__}.worker"
         with worker_socket:
             self._process = subprocess.Popen(
@@ -266,7 +266,7 @@ class WorkerProcess(asyncio.Protocol):
             # Kill descendants while the process exists: those in other Unix sessions are known only
             # as its children.
             os.kill(self._process.pid, signal.SIGSTOP)
-            kill_descendants(self._process.pid, self._owner_id)
+            kill_descendants(self._process.pid, self._process_tree_id)
             # The process has not been reaped, so no other group can have its id.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -26,9 +26,9 @@ def truncate_file(file: Path, draw: random.Random) -> dict[Path, bytes]:
 def flip_byte(file: Path, draw: random.Random) -> dict[Path, bytes]:
     """Change one random byte of ``file``."""
     original = file.read_bytes()
-    changed = bytearray(original)
-    changed[draw.randrange(len(original))] ^= draw.randrange(1, 256)
-    file.write_bytes(changed)
+    changed_content = bytearray(original)
+    changed_content[draw.randrange(len(original))] ^= draw.randrange(1, 256)
+    file.write_bytes(changed_content)
     return {file: original}
 
 
@@ -100,14 +100,16 @@ def damage_and_load(
         file = draw.choice(list_files(manager.find_checkpoints()[step]))
         original_contents |= DAMAGE_FUNCTIONS[fault](file, draw)
     loaded_path = manager.find_latest_valid()
-    expected = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
-    loaded = manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
+    expected_path = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
+    loaded_step = (
+        manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
+    )
     for path, data in original_contents.items():
         path.write_bytes(data)
-    if loaded_path == expected:
+    if loaded_path == expected_path:
         return fault, None
     damaged_paths = ", ".join(str(path.relative_to(manager.root)) for path in original_contents)
-    return fault, f"{fault} {damaged_paths}: step {loaded} was loaded"
+    return fault, f"{fault} {damaged_paths}: step {loaded_step} was loaded"
 
 
 def run(count: int, seed: int) -> int:

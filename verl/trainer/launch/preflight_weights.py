@@ -70,15 +70,15 @@ def find_override_config_problems(
             "model again with another config.json",
             "conflicting_keys",
         )
-    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
+    config_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
     unknown_names = find_unknown_overrides(config, directory, override)
     for name in unknown_names:
         value = override[name]
-        similar_name = nearest_name(name, known_names)
+        similar_name = nearest_name(name, config_names)
         fix = f"set {key}.{similar_name}={value}" if similar_name else "remove it"
         yield Problem(
             f"{key}.{name}={value!r}: {type(config).__name__} has no such value"
-            f"{did_you_mean(name, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}",
+            f"{did_you_mean(name, config_names)}; allowed: {', '.join(config_names)}; fix: {fix}",
             "unknown_key",
         )
     if not unknown_names:
@@ -157,8 +157,8 @@ def find_policy_problems(
         why = f"cannot load its tokenizer: {first_line(error)}"
         yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
-    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    yield from find_tokenizer_problems(setting, tokenizer, tokenizer_directory, vocabulary)
+    vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+    yield from find_tokenizer_problems(setting, tokenizer, tokenizer_directory, vocab_size)
 
 
 def load_checked_tokenizer(setting: str, directory: Path, trust_remote_code: bool) -> Any:

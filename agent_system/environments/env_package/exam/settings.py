@@ -37,8 +37,8 @@ class ExamSettings(PromptSettings):
     @field_validator("generators")
     @classmethod
     def _check_generators(cls, generators: tuple[str, ...]) -> tuple[str, ...]:
-        unsolved = [name for name in generators if name not in SOLVERS]
-        if unsolved or not generators or len(set(generators)) < len(generators):
+        generators_without_solver = [name for name in generators if name not in SOLVERS]
+        if generators_without_solver or not generators or len(set(generators)) < len(generators):
             reason = "demonstrations need a solver of each generator, and no generator twice"
             allowed = f"one or more of {', '.join(SOLVERS)}"
             raise InvalidSettingError("generators", reason, allowed, "[color_cube_rotation]")

@@ -62,7 +62,7 @@ class LakeExpert:
         return find_shortest_path(
             cell,
             self._list_safe_moves,
-            lambda visited: self.symbols_by_cell[visited] == GOAL_SYMBOL,
+            lambda visited_cell: self.symbols_by_cell[visited_cell] == GOAL_SYMBOL,
             MAX_CELLS,
         )
 

@@ -19,9 +19,9 @@ def list_moves_to_target(distance: int) -> list[str]:
     Example: ``list_moves_to_target(-4)`` is ``["jump left", "left"]``.
     """
     direction = "right" if distance > 0 else "left"
-    jumps, steps = divmod(abs(distance), 3)
+    num_jumps, num_steps = divmod(abs(distance), 3)
     # No move passes the target, so all positions are between start and target, on the line.
-    return [f"jump {direction}"] * jumps + [direction] * steps
+    return [f"jump {direction}"] * num_jumps + [direction] * num_steps
 
 
 class LineExpert:

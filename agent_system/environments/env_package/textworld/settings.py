@@ -50,14 +50,17 @@ class TextWorldSettings(EnvSettings):
     @model_validator(mode="after")
     def _check_game_parameters(self) -> "TextWorldSettings":
         if self.game == "treasure_hunter" and self.level > 30:
-            why = "treasure_hunter has the levels 1 to 30"
+            reason = "treasure_hunter has the levels 1 to 30"
             raise InvalidSettingError(
-                "level", why, "1 to 30", "a lower level, or env.textworld.game=coin_collector"
+                "level", reason, "1 to 30", "a lower level, or env.textworld.game=coin_collector"
             )
         if self.game == "cooking" and self.take > self.recipe:
-            why = "the recipe has fewer ingredients"
+            reason = "the recipe has fewer ingredients"
             raise InvalidSettingError(
-                "take", why, f"at most env.textworld.recipe={self.recipe} ingredients", "lower it"
+                "take",
+                reason,
+                f"at most env.textworld.recipe={self.recipe} ingredients",
+                "lower it",
             )
         return self
 
