@@ -96,7 +96,7 @@ def register_token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(loss_inputs, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the signature of ``compute_policy_loss_vanilla`` plus ``params``.
+    The result takes the arguments of ``compute_policy_loss_vanilla``, and ``params`` by keyword.
     """
 
     def register_loss(compute_token_losses: PerTokenLoss) -> PolicyLossFunction:
