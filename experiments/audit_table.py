@@ -43,12 +43,12 @@ def read_audit(run_dir: Path) -> Audit:
     return json.loads(path.read_text())["audit"]
 
 
-def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
+def format_score_cell(score: Mapping[str, Any] | None, level_selection: str) -> str:
     """Return a rank correlation with its 95% interval: "+0.56 (+0.08 to +0.87)", or "".
 
-    ``over`` selects the compared levels, one of ``LEVEL_SELECTIONS``.
+    ``level_selection`` selects the compared levels, one of ``LEVEL_SELECTIONS``.
     """
-    value_and_interval = score[over] if score else None
+    value_and_interval = score[level_selection] if score else None
     # Unknown numbers are null in the file, or NaN in files of earlier versions.
     value, low, high = (
         math.nan if x is None else x for x in value_and_interval or (None, None, None)
@@ -59,7 +59,7 @@ def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
     return f"{value:+.2f}" if math.isnan(low) else f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def format_table(audits: Mapping[str, Audit], over: str) -> str:
+def format_table(audits: Mapping[str, Audit], level_selection: str) -> str:
     """Return the Markdown table: correlations with the return, by credit rule and audited run."""
     lines = [f"| | {' | '.join(audits)} |", "|---" * (len(audits) + 1) + "|"]
 
@@ -80,7 +80,7 @@ def format_table(audits: Mapping[str, Audit], over: str) -> str:
     )
     for rule in rule_names:
         cells = [
-            format_score_cell(scores_by_rule.get(rule), over)
+            format_score_cell(scores_by_rule.get(rule), level_selection)
             for scores_by_rule in scores_by_run.values()
         ]
         if any(cells):

@@ -37,15 +37,16 @@ Points = tuple[Sequence[float], list[float]]
 """x values (training steps) of a curve, and its y values"""
 
 
-def format_success_interval(run: RunData, index: int) -> str:
+def format_success_interval(run: RunData, validation_index: int) -> str:
     """Return held-out success with its 95% bootstrap interval, in percent: "61.2 (55-67)".
 
-    ``index`` is 0 for the validation before training and -1 for the last validation.
+    ``validation_index`` is 0 for the validation before training and -1 for the last validation.
     """
     low, high = (
-        100 * run.metric_points(f"{SUCCESS}_{bound}")[1][index] for bound in ("low", "high")
+        100 * run.metric_points(f"{SUCCESS}_{bound}")[1][validation_index]
+        for bound in ("low", "high")
     )
-    return f"{100 * run.metric_points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
+    return f"{100 * run.metric_points(SUCCESS)[1][validation_index]:.1f} ({low:.0f}-{high:.0f})"
 
 
 def compute_success_gain(run: RunData) -> float:

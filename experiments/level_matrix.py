@@ -99,7 +99,7 @@ class PolicyTurn:
 
     level: int | None
     action: str
-    tokens: int
+    num_tokens: int
     token_ids: tuple[int, ...] = ()
 
 
@@ -264,7 +264,7 @@ def run_episodes(
             prompts = [episode.current_prompt for episode in active_episodes]
             sampled_turns = policy.sample_policy_turns(prompts, levels)
             for episode, sampled_turn in zip(active_episodes, sampled_turns, strict=True):
-                episode.tokens += sampled_turn.tokens
+                episode.tokens += sampled_turn.num_tokens
                 episode.step(sampled_turn.action)
         finished_episodes += episodes
     return finished_episodes
@@ -390,7 +390,7 @@ def measure_accuracies(
                     for level in LEVELS
                 ],
                 "tokens": [
-                    _mean([turns_by_level[level][number].tokens for number in state_indices])
+                    _mean([turns_by_level[level][number].num_tokens for number in state_indices])
                     for level in LEVELS
                 ],
                 "free": _compute_right_share(states, free_turns, state_indices),
@@ -400,7 +400,7 @@ def measure_accuracies(
             }
         )
     mean_tokens_by_level = [
-        _mean([answer.tokens for answer in turns_by_level[level]]) for level in LEVELS
+        _mean([answer.num_tokens for answer in turns_by_level[level]]) for level in LEVELS
     ]
     return situation_rows, mean_tokens_by_level
 

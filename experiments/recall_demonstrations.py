@@ -22,7 +22,7 @@ from agent_system.environments.env_package.recall.package import (
     PACKAGE,
     PLACES,
     QUESTION_END,
-    TURN_PAGE,
+    TURN_PAGE_ACTION,
     list_tasks,
 )
 from verl.config.load import load_config
@@ -65,11 +65,11 @@ def make_demonstration_rows(
     clues: list[str] = []
     pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
     while True:
-        messages.append({"role": "assistant", "content": f"<action>{TURN_PAGE}</action>"})
+        messages.append({"role": "assistant", "content": f"<action>{TURN_PAGE_ACTION}</action>"})
         if messages[-2]["content"].endswith(QUESTION_END):
             yield make_question_answerable(messages, task["place"], clues, rng)
             return
-        page_text = prompts.turn(env.step(TURN_PAGE)[0])
+        page_text = prompts.turn(env.step(TURN_PAGE_ACTION)[0])
         if pages_left == 0:
             summary = f"1={rng.choice(sorted(set(clues)))[-1]}"
             messages.append({"role": "user", "content": compaction.instruction})

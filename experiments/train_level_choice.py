@@ -104,7 +104,7 @@ def _find_right_turns_at_level(
             [states[state_index].prompt for state_index in candidate_states],
             [level] * len(candidate_states),
         )
-        num_sampled_tokens += sum(turn.tokens for turn in turns)
+        num_sampled_tokens += sum(turn.num_tokens for turn in turns)
         for state_index, turn in zip(candidate_states, turns, strict=True):
             if states[state_index].decision.is_right(turn.action):
                 right_counts[state_index] += 1

@@ -64,10 +64,10 @@ def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
     )
 
 
-def format_turn_kind_table(steps: Iterable[ClassifiedTurn]) -> str:
+def format_turn_kind_table(turns: Iterable[ClassifiedTurn]) -> str:
     """Return a Markdown table with a line per kind of turn."""
     turns_by_kind: dict[TurnKind, list[ClassifiedTurn]] = defaultdict(list)
-    for turn in steps:
+    for turn in turns:
         turns_by_kind[turn.kind].append(turn)
     num_turns_by_level: dict[int, int] = defaultdict(int)
     for kind, turns_of_kind in turns_by_kind.items():

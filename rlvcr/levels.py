@@ -122,8 +122,8 @@ class ParsedTurn:
     first token of ``</action>``, which distinguishes "cabinet 1" from "cabinet 10". The span of a
     missing part is None.
 
-    ``parser`` is the name of the pattern that matched. A turn with a ``failure`` gets no credit for
-    its level.
+    ``pattern_name`` is the name of the pattern that matched. A turn with a ``failure`` gets no
+    credit for its level.
 
         tokens   <level> 3 </level><think> look </think> <action> go </action>
         indices  0       1 2               3    4        5        6  7
@@ -138,7 +138,7 @@ class ParsedTurn:
     score_span: Span | None
     thought: str
     action: str
-    parser: str
+    pattern_name: str
     failure: ParseFailure | None
     turn_format: TurnFormat = PLAIN_FORMAT
     thought_end_span: Span | None = None
@@ -290,7 +290,7 @@ class _JoinedBytes:
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.text = b"".join(pieces)
-        self.starts = list(accumulate((len(piece) for piece in pieces), initial=0))
+        self.token_starts = list(accumulate((len(piece) for piece in pieces), initial=0))
 
     def find_token_span(self, start: int, end: int) -> Span:
         """Return the range of the tokens that contain at least one of the bytes ``[start, end)``.
@@ -298,10 +298,10 @@ class _JoinedBytes:
         For an empty byte range, return an empty range at the first token from ``start`` on.
         """
         if start == end:
-            next_token_index = bisect_left(self.starts, start)
+            next_token_index = bisect_left(self.token_starts, start)
             return next_token_index, next_token_index
         # bisect_right skips tokens without bytes, which start at the same byte as the next one.
-        return bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
+        return bisect_right(self.token_starts, start) - 1, bisect_left(self.token_starts, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +376,7 @@ class LevelCodec:
             return None
         num_thought_tokens = joined_bytes.find_token_span(0, thought_end)[1]
         trailing_text = joined_bytes.text[
-            thought_end : joined_bytes.starts[num_thought_tokens]
+            thought_end : joined_bytes.token_starts[num_thought_tokens]
         ].decode(errors="replace")
         if not turn_format.after.startswith(trailing_text):
             return None
@@ -424,7 +424,7 @@ class LevelCodec:
             # One byte of "</action>" locates its first token for any tokenization of the tag.
             is_closed = joined_bytes.text[stop:].startswith(ACTION_END.encode())
             score_span = joined_bytes.find_token_span(start, stop + 1) if is_closed else action_span
-            if failure is None and joined_bytes.starts[score_span[0]] != start:
+            if failure is None and joined_bytes.token_starts[score_span[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
         thought_end_span = None
         if failure is None:
@@ -434,7 +434,8 @@ class LevelCodec:
         turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
         is_digit_merged = (
             level_span is not None
-            and joined_bytes.starts[level_span[1]] - joined_bytes.starts[level_span[0]] != 1
+            and joined_bytes.token_starts[level_span[1]] - joined_bytes.token_starts[level_span[0]]
+            != 1
         )
         if is_digit_merged or (failure is None and not self._has_single_token_digits(turn_format)):
             failure = ParseFailure.MERGED_LEVEL
@@ -446,7 +447,7 @@ class LevelCodec:
             score_span=score_span,
             thought=_decode_regex_group(match, "thought"),
             action=_decode_regex_group(match, "action"),
-            parser=parser,
+            pattern_name=parser,
             failure=failure,
             turn_format=turn_format,
             thought_end_span=thought_end_span,

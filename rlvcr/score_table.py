@@ -27,23 +27,23 @@ DIGIT_LABEL_OFFSET = 10  # label of a request that scores level digit k: DIGIT_L
 class RowTurn:
     """Turn of a row: its tokens, their parts and its alternative thoughts.
 
-    ``turn_index`` counts from 0 in the episode. ``token_ids`` begin at unpadded index ``start`` of
-    the row. ``parsed`` locates level, thought and action in ``token_ids``. ``alternatives`` is None
-    if no alternative thoughts were requested. If the thinking level was forced, the first
-    ``num_forced`` tokens were not sampled.
+    ``turn_index`` counts from 0 in the episode. ``token_ids`` begin at unpadded index
+    ``row_offset`` of the row. ``parsed`` locates level, thought and action in ``token_ids``.
+    ``alternatives`` is None if no alternative thoughts were requested. If the thinking level was
+    forced, the first ``num_forced_tokens`` tokens were not sampled.
     """
 
     turn_index: int
-    start: int
+    row_offset: int
     token_ids: Sequence[int]
     parsed: ParsedTurn
     alternatives: TurnAlternativeThoughts | None = None
-    num_forced: int = 0
+    num_forced_tokens: int = 0
 
     @property
     def has_sampled_level(self) -> bool:
         """True if the policy chose the thinking level, and the turn could be parsed."""
-        return not self.num_forced and self.parsed.level_span is not None
+        return not self.num_forced_tokens and self.parsed.level_span is not None
 
     @property
     def has_level_alternatives(self) -> bool:
@@ -70,7 +70,7 @@ class RowTurn:
     ) -> list[tuple[int, int]]:
         """Return the ranges of ``ParsedTurn.credit_spans`` without forced tokens."""
         spans = self.parsed.credit_spans(offset, includes_thought_end)
-        return [(start, end) for start, end in spans if start >= offset + self.num_forced]
+        return [(start, end) for start, end in spans if start >= offset + self.num_forced_tokens]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
         """Return text and token count of the turn's thoughts, by thinking level."""
@@ -88,8 +88,8 @@ class ScoredTurns:
     """Scores of the actions of all S turns of a batch, with one column per thinking level.
 
     ``scores`` [S, 4] are negative entropies, log-probs or probabilities of the action after the
-    thought of each level. ``row_indices[s]`` is the row of turn s, ``entries[s]`` has its log-probs
-    and entropies by level. ``is_valid`` [S, 4] is true if the level has a scored thought.
+    thought of each level. ``row_indices[s]`` is the row of turn s, ``scores_by_level[s]`` has its
+    log-probs and entropies by level. ``is_valid`` [S, 4] is true if the level has a scored thought.
     ``thought_tokens`` [S, 4] are numbers of tokens. ``chosen_columns`` [S] are the columns of the
     chosen levels, -1 for an unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's
     tokens. ``level_log_probs`` [S, 4] are log-probs of the level digits, 0 if they were not
@@ -98,7 +98,7 @@ class ScoredTurns:
 
     row_indices: list[int]
     turns: list[RowTurn]
-    entries: list[dict[int, ScoreResult]]
+    scores_by_level: list[dict[int, ScoreResult]]
     scores: torch.Tensor
     is_valid: torch.Tensor
     thought_tokens: torch.Tensor
@@ -140,7 +140,7 @@ def build_score_requests(
 
 def _build_action_span(turn: RowTurn) -> SpanRequest:
     level, (action_start, action_end) = turn.parsed.level_and_scored_span
-    start, end = turn.start + action_start, turn.start + action_end
+    start, end = turn.row_offset + action_start, turn.row_offset + action_end
     return SpanRequest(start, end, step=turn.turn_index, label=level)
 
 
@@ -155,7 +155,7 @@ def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
     action_ids = [int(token) for token in turn.token_ids[action_start:action_end]]
     return [
         BranchRequest(
-            turn.start,
+            turn.row_offset,
             [*thought.token_ids, *action_ids],
             target_start=len(thought.token_ids),
             step=turn.turn_index,
@@ -167,13 +167,13 @@ def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
 
 def _build_digit_span(turn: RowTurn) -> SpanRequest:
     level, _ = turn.parsed.level_and_scored_span
-    start = turn.start + turn.digit_position
+    start = turn.row_offset + turn.digit_position
     return SpanRequest(start, start + 1, step=turn.turn_index, label=DIGIT_LABEL_OFFSET + level)
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[BranchRequest]:
     """Return requests (branches) for the log-prob of each level digit that was not sampled."""
-    start = turn.start + turn.digit_position
+    start = turn.row_offset + turn.digit_position
     return [
         BranchRequest(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
         for level in LEVELS
@@ -225,7 +225,7 @@ def build_score_table(
     return ScoredTurns(
         row_indices=row_indices,
         turns=turns,
-        entries=scores_by_label,
+        scores_by_level=scores_by_label,
         # Float64, because advantages are differences of nearly equal scores.
         scores=torch.from_numpy(scores),
         is_valid=torch.from_numpy(is_valid),
@@ -262,7 +262,7 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
         metrics[f"rlvcr/dropped_{reason}"] = count / num_requested
     sampled_scores = [
         level_scores[turn.parsed.level_and_scored_span[0]]
-        for turn, level_scores in zip(table.turns, table.entries, strict=True)
+        for turn, level_scores in zip(table.turns, table.scores_by_level, strict=True)
         if level_scores
     ]
     if sampled_scores:

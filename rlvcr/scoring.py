@@ -392,7 +392,7 @@ def _permute_credit(
 
 def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Tensor:
     """Return the bonus [S] of each turn for a rare thinking level, 0 where the level was forced."""
-    is_forced = torch.tensor([turn.num_forced > 0 for turn in table.turns], dtype=torch.bool)
+    is_forced = torch.tensor([turn.num_forced_tokens > 0 for turn in table.turns], dtype=torch.bool)
     # -1 stands for no level, so that forced levels are not counted.
     counted_columns = torch.where(is_forced, -1, table.chosen_columns)
     return compute_level_count_bonus(counted_columns, [group_ids[row] for row in table.row_indices])
@@ -404,7 +404,9 @@ def _compute_turn_offsets(
     """Return the index in ``responses`` at which each turn begins."""
     response_length = data.batch["responses"].shape[1]
     prompt_lengths = data.batch["attention_mask"][:, :-response_length].sum(-1).tolist()
-    return [turn.start - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)]
+    return [
+        turn.row_offset - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)
+    ]
 
 
 def _add_credit_to_records(
@@ -416,7 +418,7 @@ def _add_credit_to_records(
     turn_credit = zip(
         table.row_indices,
         table.turns,
-        table.entries,
+        table.scores_by_level,
         token_costs,
         credit.advantage.tolist(),
         credit.price_share.tolist(),

@@ -155,7 +155,7 @@ async def verify_rewards(
     finally:
         progress.close()
         await pool.close()
-    return progress.done, differences
+    return progress.num_done, differences
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,7 +58,7 @@ MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
 PARSED_KEYS = ("model", "messages", "stop", "tools", *MAX_TOKENS_KEYS)
 FUNCTION_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # Parts of the error messages below: reason, or fix.
-ONLY_TEXT = "only text is shown to the policy"
+ONLY_TEXT_REASON = "only text is shown to the policy"
 NO_TOOLS_REASON = "the run renders no tools"
 CHAT_HISTORY_FIX = "env.history=chat, with a model whose chat template writes tool calls"
 MAX_STOP_STRINGS = 4  # stop strings in one request, as in OpenAI's API
@@ -311,7 +311,9 @@ def _read_message(message: object, location: str, rules: SamplingRules) -> Messa
         # Clients send earlier replies back with all fields, most of them empty.
         if value and key not in parsed_keys:
             fix = "write it into the content"
-            raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
+            raise build_value_refusal(
+                f"{location}.{key}", value, ONLY_TEXT_REASON, "no such key", fix
+            )
     parsed_message: Message = {"role": roles[role]}
     content = message.get("content")
     if role == "tool":
@@ -336,7 +338,7 @@ def _read_message(message: object, location: str, rules: SamplingRules) -> Messa
         if not _is_valid_unicode(text):
             key, fix = f"{location}.content", "write it as text"
             allowed = "a text, or a list of parts {type: text, text: ...}"
-            raise build_value_refusal(key, content, ONLY_TEXT, allowed, fix)
+            raise build_value_refusal(key, content, ONLY_TEXT_REASON, allowed, fix)
         texts.append(text)
     return {**parsed_message, "content": "".join(texts)}
 

@@ -169,8 +169,8 @@ def collect_env_settings(env: EnvConfig) -> dict[str, EnvSettings]:
 
 
 ENVIRONMENTS = EnvironmentPlugin(
-    names=REGISTRY.keys,
-    section=find_settings_class_or_none,
+    list_names=REGISTRY.keys,
+    find_section_class=find_settings_class_or_none,
     preprocess=complete_env_section,
     check_set_keys=check_unused_env_sections,
     settings=collect_env_settings,

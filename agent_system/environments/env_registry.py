@@ -30,12 +30,12 @@ PACKAGES_MODULE = "agent_system.environments.env_package"
 class RegistryEntry:
     """Registered environment: import path of its package, and extra of ``setup.py``.
 
-    ``settings``: import path of the settings class. Empty: read it from the package.
+    ``settings_import_path``: import path of the settings class. Empty: read it from the package.
     """
 
-    target: str
+    import_path: str
     extra: str | None = None
-    settings: str = ""
+    settings_import_path: str = ""
 
 
 # Built-in packages: class of the settings, and extra of ``setup.py`` with the dependencies.
@@ -142,7 +142,7 @@ def get_package(env_name: str) -> EnvPackage:
     of its module, and ``TypeError`` for an attribute that is no ``EnvPackage``.
     """
     registry_entry = find_entry(env_name)
-    module_name, _, attribute_name = registry_entry.target.partition(":")
+    module_name, _, attribute_name = registry_entry.import_path.partition(":")
     module = _import_module(env_name, module_name)
     attribute_name = attribute_name or "PACKAGE"
     if not hasattr(module, attribute_name):
@@ -165,9 +165,9 @@ def get_package(env_name: str) -> EnvPackage:
             ) from error
     if not isinstance(package, EnvPackage):
         raise TypeError(
-            f"environment {env_name!r}: {registry_entry.target} is a {type(package).__name__}, not "
-            f"an EnvPackage; allowed: an EnvPackage, or a function without arguments that returns "
-            f"one; fix: name it, as in {module_name}:PACKAGE"
+            f"environment {env_name!r}: {registry_entry.import_path} is a "
+            f"{type(package).__name__}, not an EnvPackage; allowed: an EnvPackage, or a function "
+            f"without arguments that returns one; fix: name it, as in {module_name}:PACKAGE"
         )
     return package
 
@@ -214,7 +214,7 @@ def find_settings_class(env_name: str) -> type[EnvSettings]:
 
     The package is imported only if the registry entry has no import path of the settings.
     """
-    settings_path = find_entry(env_name).settings
+    settings_path = find_entry(env_name).settings_import_path
     if not settings_path:
         return get_package(env_name).settings
     module_name, _, attribute_name = settings_path.partition(":")

@@ -58,12 +58,12 @@ class AuditRollouts(NamedTuple):
     """Result of the rollouts of a credit audit.
 
     ``points``: the audited turns, with the returns of each option. ``data``: rows of the original
-    trajectories for the rollout log. ``scored``: the same rows with log-probs and entropies of each
-    action after the thoughts of all levels.
+    trajectories for the rollout log. ``scored_data``: the same rows with log-probs and entropies of
+    each action after the thoughts of all levels.
     """
 
     data: DataProto
-    scored: DataProto  # the rows of ``data`` with scores of their actions
+    scored_data: DataProto  # the rows of ``data`` with scores of their actions
     points: list[AuditedTurn]
 
 

@@ -220,7 +220,7 @@ class CollectorWorker:
         self, context: RolloutContext, specs: list[RolloutSpec]
     ) -> list[Trajectory]:
         group = await gather_or_cancel(self._generate_trajectory(context, spec) for spec in specs)
-        alternatives_settings = context.settings.alternatives
+        alternatives_settings = context.settings.alternatives_settings
         if (
             alternatives_settings is not None
             and alternatives_settings.samples_thoughts_after_rollout
@@ -251,9 +251,9 @@ class CollectorWorker:
             self._codec = codec = self._codec or LevelCodec(self._tokenizer)
         sampler = PolicySampler(self._engine, settings)
         alternative_sampler = None
-        if codec is not None and settings.alternatives is not None:
+        if codec is not None and settings.alternatives_settings is not None:
             alternative_sampler = AlternativeThoughtSampler(
-                settings.alternatives,
+                settings.alternatives_settings,
                 codec,
                 sampler.sample_thought,
                 self._bridge.encode_text,
@@ -267,5 +267,5 @@ class CollectorWorker:
             bridge=self._bridge,
             sampler=sampler,
             codec=codec,
-            alternatives=alternative_sampler,
+            alternative_sampler=alternative_sampler,
         )

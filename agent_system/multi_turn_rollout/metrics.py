@@ -31,7 +31,7 @@ def compute_rollout_metrics(
         "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / num_trajectories,
         "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / num_trajectories,
         "rollout/aborted": float(abort_counts.total()),
-        "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories)
+        "rollout/tokens_per_episode": sum(t.num_sampled_tokens for t in trajectories)
         / num_trajectories,
     }
     for reason, count_of_reason in sorted(abort_counts.items()):
@@ -119,7 +119,9 @@ def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[
         **compute_level_metrics(chosen_levels, successes, parse_failures),
         **compute_level_mutual_information(chosen_levels, situations),
         "rlvcr/thought_tokens_mean": float(np.mean(thought_token_counts)),
-        "rlvcr/level_forced_share": float(np.mean([t.num_forced > 0 for _, t, _ in parsed_turns])),
+        "rlvcr/level_forced_share": float(
+            np.mean([t.num_forced_tokens > 0 for _, t, _ in parsed_turns])
+        ),
     }
 
 
@@ -140,7 +142,7 @@ def split_rollout_time(
     engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_DIVISOR_S)
     alternative_thoughts = [turn.alternatives for t in trajectories for turn in t.turns]
     num_thought_tokens = sum(a.sampled_tokens for a in alternative_thoughts if a is not None)
-    num_turn_tokens = sum(t.sampled_tokens for t in trajectories)
+    num_turn_tokens = sum(t.num_sampled_tokens for t in trajectories)
     # Tokens of turns and thoughts are assumed to take the same time: they share batches.
     thought_sampling_s = (
         engine_s * num_thought_tokens / max(num_thought_tokens + num_turn_tokens, 1)

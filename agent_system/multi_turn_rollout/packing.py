@@ -262,8 +262,8 @@ def load_or_make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord
 
     If the whole trajectory is in Ray's object store, they are loaded at the first access.
     """
-    if row.trajectory.stored is not None:
-        return row.trajectory.stored.get_turn_records(row.number)
+    if row.trajectory.stored_reference is not None:
+        return row.trajectory.stored_reference.get_turn_records(row.number)
     return [make_turn_record(turn) for turn in row.turns]
 
 
@@ -282,7 +282,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
         stop_reason=turn.stop_reason.value,
         span=(turn.start, turn.end),
         level=None if parsed_turn is None else parsed_turn.level,
-        level_forced=turn.num_forced > 0,
+        level_forced=turn.num_forced_tokens > 0,
         parse_failure=None
         if parsed_turn is None or parsed_turn.failure is None
         else parsed_turn.failure.value,
@@ -308,9 +308,9 @@ def _build_row_turn(token_ids: np.ndarray, turn: Turn) -> RowTurn:
         )
     return RowTurn(
         turn_index=turn.step,
-        start=turn.start,
+        row_offset=turn.start,
         token_ids=token_ids[turn.start : turn.end].tolist(),
         parsed=turn.parsed,
         alternatives=turn.alternatives,
-        num_forced=turn.num_forced,
+        num_forced_tokens=turn.num_forced_tokens,
     )

@@ -32,18 +32,18 @@ class RecordedTrajectory:
 
 
 def build_recorded_specs(
-    recorded: Sequence[RecordedTrajectory],
+    recorded_trajectories: Sequence[RecordedTrajectory],
     package: EnvPackage[Any],
     encode: Callable[[str], Sequence[int]],
 ) -> list[RolloutSpec]:
-    """Return the rollout specs that replay ``recorded``.
+    """Return the rollout specs that replay ``recorded_trajectories``.
 
     Trajectories of one task and seed are a group. The second one of task 7 with seed 3 has the
     ``traj_uid`` ``recorded-7-3/1``.
     """
     group_sizes: Counter[str] = Counter()
     specs = []
-    for index, trajectory in enumerate(recorded):
+    for index, trajectory in enumerate(recorded_trajectories):
         uid = f"recorded-{trajectory.task['task_id']}-{trajectory.seed}"
         traj_uid = f"{uid}/{group_sizes[uid]}"
         group_sizes[uid] += 1
@@ -75,10 +75,10 @@ def _format_reply(action: str, package: EnvPackage[Any]) -> str:
 
 
 def check_replays(
-    recorded: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
+    recorded_trajectories: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
 ) -> None:
     """Raise ``UsageError`` with file and line of the first trajectory that was not reproduced."""
-    for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
+    for recorded_trajectory, trajectory in zip(recorded_trajectories, trajectories, strict=True):
         num_recorded_actions, num_executed_actions = (
             len(recorded_trajectory.actions),
             len(trajectory.turns),

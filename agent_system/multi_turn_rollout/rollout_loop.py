@@ -125,7 +125,7 @@ class TrajectoryCollector:
         check_compaction(config, self.package)
         template_support = check_template_support(tokenizer, config.data.apply_chat_template_kwargs)
         template_support.check_history_support(config.env.history)
-        if not template_support.takes_system:
+        if not template_support.renders_system_message:
             logger.warning(
                 "the chat template has no system message; its text is put before the first user "
                 "message"

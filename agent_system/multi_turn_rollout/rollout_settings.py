@@ -31,12 +31,12 @@ class RolloutSettings:
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
-    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None if RLVCR
-    samples no alternative thoughts (at other levels). ``level_rule`` can force the level of a turn.
-    The sampling seed of a turn is derived from ``seed``, trajectory and turn. For every row of the
-    task batch, ``trajectories_per_row`` trajectories are generated. ``compact`` is None if the
-    policy writes no summaries of earlier turns. ``training_values`` are the sampling parameters of
-    training, also in the settings of validation.
+    ``level_prompts`` replaces descriptions of some levels. ``alternatives_settings`` is None if
+    RLVCR samples no alternative thoughts (at other levels). ``level_rule`` can force the level of a
+    turn. The sampling seed of a turn is derived from ``seed``, trajectory and turn. For every row
+    of the task batch, ``trajectories_per_row`` trajectories are generated. ``compact`` is None if
+    the policy writes no summaries of earlier turns. ``training_values`` are the sampling parameters
+    of training, also in the settings of validation.
     """
 
     history: History
@@ -50,7 +50,7 @@ class RolloutSettings:
     top_p: float
     top_k: int
     stop: tuple[str, ...]
-    alternatives: RLVCRSettings | None = None  # None: no alternative thoughts
+    alternatives_settings: RLVCRSettings | None = None  # None: no alternative thoughts
     trajectories_per_row: int = 1
     level_prompts: Mapping[int, str] = field(default_factory=dict)
     level_rule: LevelRule = FREE_RULE
@@ -96,7 +96,7 @@ class RolloutSettings:
             requests_levels=should_request_levels(config),
             **_read_sampling_values(sampling_config),
             stop=package.stop_strings(read_env_settings(config.env)),
-            alternatives=rlvcr if samples_alternatives else None,
+            alternatives_settings=rlvcr if samples_alternatives else None,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
             # Force random levels in training only: validation measures the policy's own choice.
             level_rule=LevelRule.from_uniform_share(rlvcr.epsilon_levels)

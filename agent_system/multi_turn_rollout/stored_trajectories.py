@@ -91,12 +91,12 @@ def link_stored_trajectories(
     Both have the same trajectories in the same order.
     """
     for index, trajectory in enumerate(trajectories_without_texts):
-        trajectory.stored = TrajectoryReference(source, index)
+        trajectory.stored_reference = TrajectoryReference(source, index)
 
 
 def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     """Return ``trajectories`` with their texts and tokens."""
-    return [t if t.stored is None else t.stored.load() for t in trajectories]
+    return [t if t.stored_reference is None else t.stored_reference.load() for t in trajectories]
 
 
 def get_stored_record_reference(records: object) -> StoredTurnRecords | None:

@@ -61,7 +61,7 @@ class Turn:
     """One turn: the observation, the reply of the policy, and the result of its action.
 
     Its tokens are ``token_ids[start:end]`` of ledger (token list of a conversation) number
-    ``ledger``. The first ``num_forced`` of these tokens force a level and were not sampled.
+    ``ledger``. The first ``num_forced_tokens`` of these tokens force a level and were not sampled.
 
     - ``parsed``: level, thought and action (``rlvcr.levels``); None if levels are not requested.
     - ``alternatives``: thoughts at other levels; None if they are not requested.
@@ -78,7 +78,7 @@ class Turn:
     end: int  # index after its last token
     response: str  # text of the reply
     stop_reason: StopReason
-    num_forced: int = 0  # first tokens that force a thinking level
+    num_forced_tokens: int = 0  # first tokens that force a thinking level
     action: str = ""
     is_action_valid: bool = False
     reward: float = 0.0
@@ -92,12 +92,12 @@ class Turn:
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
-        return self.end - self.start - self.num_forced
+        return self.end - self.start - self.num_forced_tokens
 
     @property
     def chosen_level(self) -> int | None:
         """Thinking level that the policy chose; None if it could not be read or was forced."""
-        return self.parsed.level if self.parsed is not None and not self.num_forced else None
+        return self.parsed.level if self.parsed is not None and not self.num_forced_tokens else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Unpickle by the constructor: the method that dataclasses generate takes three times as
@@ -120,7 +120,7 @@ class Trajectory:
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
 
     ``ledgers`` are the token lists of its conversations. A copy without texts has the arrays
-    ``token_arrays`` instead, and ``stored`` loads the whole trajectory.
+    ``token_arrays`` instead, and ``stored_reference`` loads the whole trajectory.
     """
 
     spec: RolloutSpec
@@ -146,7 +146,7 @@ class Trajectory:
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
     token_arrays: list[TokenArrays] | None = field(default=None, compare=False, repr=False)
-    stored: "TrajectoryReference | None" = field(default=None, compare=False, repr=False)
+    stored_reference: "TrajectoryReference | None" = field(default=None, compare=False, repr=False)
 
     def abort(self, reason: str, detail: str) -> None:
         """Mark the trajectory as failed; its finished turns stay."""
@@ -154,7 +154,7 @@ class Trajectory:
         self.abort_detail = detail
 
     @property
-    def sampled_tokens(self) -> int:
+    def num_sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled in all turns and summaries."""
         return sum(
             turn_or_summary.num_tokens

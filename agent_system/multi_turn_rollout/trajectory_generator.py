@@ -45,8 +45,8 @@ T = TypeVar("T")
 class RolloutContext:
     """Objects that all trajectories of one rollout share, such as prompts and the sampler.
 
-    ``codec`` parses thinking levels. It is None if levels are not requested. ``alternatives``
-    samples alternative thoughts. It is None if they are not requested.
+    ``codec`` parses thinking levels. It is None if levels are not requested.
+    ``alternative_sampler`` samples alternative thoughts. It is None if they are not requested.
     """
 
     settings: RolloutSettings
@@ -55,7 +55,7 @@ class RolloutContext:
     bridge: ChatBridge
     sampler: PolicySampler
     codec: LevelCodec | None = None
-    alternatives: AlternativeThoughtSampler | None = None
+    alternative_sampler: AlternativeThoughtSampler | None = None
 
 
 class ReplayMismatchError(Exception):
@@ -187,13 +187,13 @@ class TrajectoryGenerator:
             image=observation.image,
             situation=observation.situation,
             needed_level=observation.needed_level,
-            num_forced=len(forced_ids),
+            num_forced_tokens=len(forced_ids),
         )
         self.trajectory.turns.append(turn)
         if context.codec is not None:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
         # Do not wait here, so that thoughts are sampled while the environment steps.
-        sampler = context.alternatives
+        sampler = context.alternative_sampler
         if sampler is not None and not sampler.settings.samples_thoughts_after_rollout:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
@@ -304,7 +304,7 @@ async def generate_alternative_thinking_levels(
     They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
     action, or if the settings request no such thoughts.
     """
-    sampler = context.alternatives
+    sampler = context.alternative_sampler
     if sampler is None or turn.parsed is None:
         return
     spec = trajectory.spec
@@ -326,7 +326,7 @@ async def sample_alternative_thoughts_of_group(
     equal too. ``step_fraction`` and ``alternatives="one"`` draw once for all turns with equal
     prompts.
     """
-    sampler = context.alternatives
+    sampler = context.alternative_sampler
     if sampler is None:
         return
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]

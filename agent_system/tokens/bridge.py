@@ -30,7 +30,7 @@ from verl.utils.chat_template import (
     make_content_placeholder,
     make_placeholder_messages,
 )
-from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTextEncoder
+from verl.utils.chat_tokens import MAX_CACHED_TEXTS, TOKEN_SPLIT_CHARACTER, ChatTextEncoder
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_LIKE_TOKEN_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
@@ -117,7 +117,7 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
 
 def remove_escape_characters(text: str) -> str:
     """Return ``text`` without the invisible characters of ``ChatBridge.escape_added_tokens``."""
-    return text.replace(CUT, "")
+    return text.replace(TOKEN_SPLIT_CHARACTER, "")
 
 
 class ChatBridge:
@@ -168,9 +168,9 @@ class ChatBridge:
             tools=self._mark_nested_control_tokens(tools),
         )
 
-    def restore_control_tokens(self, marked: str) -> str:
-        """Return ``marked`` with the marks of ``render_with_token_marks`` as control tokens."""
-        return self._text_encoder.restore_control_tokens(marked)
+    def restore_control_tokens(self, marked_text: str) -> str:
+        """Replace the marks of ``render_with_token_marks`` in ``marked_text`` by control tokens."""
+        return self._text_encoder.restore_control_tokens(marked_text)
 
     def compute_added_prompt_ids(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, next_prompt: str
@@ -206,7 +206,7 @@ class ChatBridge:
         They are unchanged if the template has a system role.
         """
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
-        if not has_system or self.template.takes_system:
+        if not has_system or self.template.renders_system_message:
             return list(messages)
         system_message, user_message, *later_messages = messages
         text = f"{system_message['content']}\n\n{user_message['content']}"
@@ -230,7 +230,9 @@ class ChatBridge:
         """
         texts = [message["content"] for message in messages]
         mark_control_tokens = self._text_encoder.mark_control_tokens
-        return not any(CUT in text or mark_control_tokens(text) != text for text in texts)
+        return not any(
+            TOKEN_SPLIT_CHARACTER in text or mark_control_tokens(text) != text for text in texts
+        )
 
     def make_inter_turn_tokens(
         self, sampled_ids: Sequence[int], observation: str
@@ -331,7 +333,8 @@ class ChatBridge:
     def escape_added_tokens(self, text: str) -> str:
         """Insert an invisible character into control tokens and tags, which are then plain text."""
         return self._added_token_pattern.sub(
-            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
+            lambda match: f"{match[0][0]}{TOKEN_SPLIT_CHARACTER}{match[0][1:]}",
+            remove_escape_characters(text),
         )
 
     def _mark_nested_control_tokens(self, content: object) -> Any:

@@ -45,13 +45,13 @@ class SampledReplyMessage:
 
     ``message`` is the reply as the chat template expects it. A client receives ``content`` and
     ``thought``. An assistant message of a later request is recognised as this reply by its content,
-    which is one of ``texts``, or by ``content`` and ``thought``. An assistant message with tool
-    calls must have the calls of ``message``, the same ``thought``, and ``content`` or a beginning
-    of ``content``.
+    which is one of ``quotable_texts``, or by ``content`` and ``thought``. An assistant message with
+    tool calls must have the calls of ``message``, the same ``thought``, and ``content`` or a
+    beginning of ``content``.
     """
 
     messages: list[Message]
-    texts: tuple[str, ...]  # contents by which a later request can quote the reply
+    quotable_texts: tuple[str, ...]  # contents by which a later request can quote the reply
     message: Message
     content: str
     thought: str = ""
@@ -60,7 +60,7 @@ class SampledReplyMessage:
         if message["role"] != "assistant":
             return False
         content, thought = message["content"], message.get(THOUGHT_KEY, "")
-        if content in self.texts and not thought and "tool_calls" not in message:
+        if content in self.quotable_texts and not thought and "tool_calls" not in message:
             return True
         # Compare JSON: in Python, True equals 1.
         calls_text, sampled_calls_text = (
@@ -150,7 +150,7 @@ class Dialogue:
         return self.answers[-1].matches_message(messages[-2])
 
     def add_reply(
-        self, sampled: SampledReply, step: int, text: str, stop: tuple[str, ...] = ()
+        self, sampled_reply: SampledReply, step: int, text: str, stop: tuple[str, ...] = ()
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
@@ -158,7 +158,7 @@ class Dialogue:
         the part before the first of the ``stop`` strings.
         """
         pending = self._pending
-        segment = self.conversation.add_turn(sampled, step)
+        segment = self.conversation.add_turn(sampled_reply, step)
         text_before_stop = cut_at_stop(text, stop)
         content, thought = text_before_stop, ""
         message: Message = {"role": "assistant", "content": content}
@@ -166,7 +166,7 @@ class Dialogue:
             reply_ids = self.conversation.ledger.token_ids[self._prompt_length :]
             self.last_reply = self._reader.decode(reply_ids)
             # A truncated reply has no tool calls, because the rest of a call may be missing.
-            tools = () if sampled.stop_reason is StopReason.LENGTH else pending.tools
+            tools = () if sampled_reply.stop_reason is StopReason.LENGTH else pending.tools
             message = self._reader.parse_reply(
                 pending.prompt_messages, pending.prompt, self.last_reply, tools, self._call_numbers
             )

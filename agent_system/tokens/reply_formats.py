@@ -3,9 +3,9 @@
 Each format follows from the text that the chat templates of the family write:
 
     template    <tool_call>\\n<function=look>\\n<parameter=place>\\ndesk\\n</parameter>\\n...
-    format      begins  "<tool_call> <function={name}>"
-                pair    "<parameter={key}> {value} </parameter>"
-                ends    "</function> </tool_call>"
+    format      opening   "<tool_call> <function={name}>"
+                argument  "<parameter={key}> {value} </parameter>"
+                closing   "</function> </tool_call>"
 
 ``REPLY_FORMATS`` contains the formats as fields of response templates, which transformers reads
 (``tokenizer.parse_response``). Its caller removes the end-of-turn tokens from a reply before.
@@ -79,10 +79,11 @@ class CallFormat:
             ``{id}``, or ``{named_id}``. Empty: the whole reply is one call.
         closing_text: Text after the arguments. Empty: the next call or the end of the reply ends a
             call.
-        around: Texts before the first call and after the last one, if there are such texts.
-        pair: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool gives the
-            type of the value. A space stands for at most one character, because white space may
-            belong to the value. Empty: the arguments are JSON.
+        texts_around_calls: Texts before the first call and after the last one, if there are such
+            texts.
+        argument_text: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool
+            gives the type of the value. A space stands for at most one character, because white
+            space may belong to the value. Empty: the arguments are JSON.
         arguments_key: Key of the arguments, if they and the name are in one JSON object.
         name_key: Key of the name in this object.
         is_list: True if the text between ``opening_texts`` and ``closing_text`` is a list of such
@@ -92,8 +93,8 @@ class CallFormat:
 
     opening_texts: tuple[str, ...] = ()
     closing_text: str = ""
-    around: tuple[str, str] = ("", "")
-    pair: str = ""
+    texts_around_calls: tuple[str, str] = ("", "")
+    argument_text: str = ""
     arguments_key: str = ""
     name_key: str = "name"
     is_list: bool = False
@@ -102,15 +103,15 @@ class CallFormat:
     def make_field(self) -> Field:
         """Return the response template field ``tool_calls`` of this format."""
         optional_prefix, optional_suffix = (
-            rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.around
+            rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.texts_around_calls
         )
         closing_pattern = rf"{build_regex(self.closing_text)}\s*{optional_suffix}"
         opening_pattern = (
             rf"{optional_prefix}(?:{'|'.join(map(build_regex, self.opening_texts))})\s*"
         )
         call: Field = {"repeats": True, "transform": self._make_call_template()}
-        if self.pair:
-            tag_pattern = build_regex(self.pair, white_space=r"\s?")
+        if self.argument_text:
+            tag_pattern = build_regex(self.argument_text, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
             # Require the text that ends a call: otherwise the parser would accept a truncated
             # call, without some of its arguments.
@@ -174,14 +175,14 @@ REPLY_FORMATS: dict[str, Fields] = {
         CallFormat(
             ("<tool_call> <function={name}>",),
             "</function> </tool_call>",
-            pair="<parameter={key}> {value} </parameter>",
+            argument_text="<parameter={key}> {value} </parameter>",
         )
     ),
     "glm": make_response_fields(
         CallFormat(
             ("<tool_call>{name}",),
             "</tool_call>",
-            pair="<arg_key>{key}</arg_key> <arg_value>{value}</arg_value>",
+            argument_text="<arg_key>{key}</arg_key> <arg_value>{value}</arg_value>",
         )
     ),
     # {"name": "look", "parameters": {"place": "desk"}}
@@ -214,7 +215,7 @@ REPLY_FORMATS: dict[str, Fields] = {
         CallFormat(
             ('<atem:invoke name="{name}">',),
             "</atem:invoke>",
-            pair='<atem:parameter name="{key}">{value}</atem:parameter>',
+            argument_text='<atem:parameter name="{key}">{value}</atem:parameter>',
         ),
         thought=make_text_field("to=self<|message|>", "<|eom|>"),
         content=make_text_field("to=user<|message|>", "<|eom|>"),

@@ -60,8 +60,9 @@ class TemplateVerdict(StrEnum):
 class TemplateSupport:
     """Result of the test whether a chat template keeps earlier turns unchanged.
 
-    ``reason`` states why ``append`` does not work. ``takes_system``: the template renders a system
-    message separately. ``refuses_turns``: error for a conversation of several turns, or empty.
+    ``reason`` states why ``append`` does not work. ``renders_system_message``: the template renders
+    a system message separately. ``multi_turn_error``: error for a conversation of several turns, or
+    empty.
 
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. If it does
     not, ``append`` still works, unless the generation prompt ends with ``<think>``. The policy then
@@ -71,8 +72,8 @@ class TemplateSupport:
     verdict: TemplateVerdict
     reason: str = ""
     keeps_thoughts: bool = True
-    takes_system: bool = True
-    refuses_turns: str = ""
+    renders_system_message: bool = True
+    multi_turn_error: str = ""
 
     def check_history_support(self, history: History) -> None:
         """Check that the template supports ``history``.
@@ -88,10 +89,10 @@ class TemplateSupport:
                 "Set env.history=chat or env.history=window, or use a template that keeps earlier "
                 "turns unchanged"
             )
-        if history == "chat" and self.refuses_turns:
+        if history == "chat" and self.multi_turn_error:
             raise UnsupportedTemplateError(
                 "env.history=chat does not work with this chat template: it refuses a "
-                f"conversation of {NUM_PROBED_TURNS} turns ({self.refuses_turns}). "
+                f"conversation of {NUM_PROBED_TURNS} turns ({self.multi_turn_error}). "
                 "Set env.history=window"
             )
 
@@ -141,11 +142,11 @@ def _probe_template_support(
     opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
     make_support_result = functools.partial(
         TemplateSupport,
-        takes_system=template.takes_system,
-        refuses_turns=_find_multi_turn_error(template),
+        renders_system_message=template.renders_system_message,
+        multi_turn_error=_find_multi_turn_error(template),
     )
     openings: list[list[Message]] = [[]]
-    if template.takes_system:
+    if template.renders_system_message:
         openings.append([{"role": "system", "content": make_content_placeholder(99)}])
     try:
         template.render_between_turns()

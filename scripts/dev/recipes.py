@@ -44,7 +44,7 @@ class PolicyShape:
     heads: int
     kv_heads: int
     vocab: int
-    tied: bool  # the output head has the weights of the embedding
+    has_tied_embeddings: bool  # the output head has the weights of the embedding
 
     @property
     def kv_width(self) -> int:
@@ -63,7 +63,7 @@ class PolicyShape:
             + 2 * self.hidden
         )
         return (
-            self.num_embedding_weights * (1 if self.tied else 2)
+            self.num_embedding_weights * (1 if self.has_tied_embeddings else 2)
             + self.layers * num_layer_parameters
             + self.hidden
         )

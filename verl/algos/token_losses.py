@@ -23,18 +23,19 @@ from verl.utils.torch_functional import masked_sum
 class PolicyLossInputs:
     """Input of a policy loss. All tensors are ``[B, R]``, and 0 where ``mask`` is 0.
 
-    ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``. ``selected`` are the
-    tokens that a loss such as Clip-Cov treats differently (none for most losses).
+    ``low`` and ``high`` are the clip range, ``ratio_ceiling`` is ``clip_ratio_c``.
+    ``selected_tokens`` are the tokens that a loss such as Clip-Cov treats differently (none for
+    most losses).
     """
 
     old_log_prob: PerToken
     log_prob: PerToken
     advantages: PerToken
     mask: TokenMask
-    selected: TokenMask
+    selected_tokens: TokenMask
     low: float
     high: float
-    ceiling: float
+    ratio_ceiling: float
 
     @property
     def log_ratio(self) -> PerToken:

@@ -31,7 +31,7 @@ MACHINE_PATTERN = re.compile(
     r"(?::(?P<memory>\d+(?:\.\d+)?)(?:gi?b)?)?",
     re.IGNORECASE,
 )
-ALLOWED = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8xA100:40"
+ALLOWED_MACHINES = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8xA100:40"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def parse_machine(text: str) -> Machine:
     """Parse a text such as ``2x8xA100:40``; raise ``ConfigError`` for an unknown GPU or format."""
     match = MACHINE_PATTERN.fullmatch(text.strip())
     if match is None:
-        message = f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100"
+        message = f"--on {text}: no devices; allowed: {ALLOWED_MACHINES}; fix: --on 8xH100"
         raise ConfigError(message, "invalid_syntax")
     name = match["name"]
     memory_gb_by_name = {key.lower(): value for key, value in MEMORY_GB.items()}

@@ -60,7 +60,7 @@ class PlanFacts(PolicySize):
     lora_sync: LoraSync | None = None  # what a weight sync sends with LoRA: adapter or merged
     merged_reason: str = ""  # why a weight sync with LoRA sends merged weights
     cold_start_config_name: str = ""  # config of the supervised training (cold start) of the policy
-    audit: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
+    audit_text: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
     device_memory_gb: float | None = None  # GiB of one GPU
     engine_note: str = ""  # what makes the rollout engine slow with this policy
     history_note: str = ""  # what the chat template of the policy does with earlier turns
@@ -165,15 +165,17 @@ class PPOPlan(Plan):
         self.cfg = cfg
         env = cfg.env
         actor = cfg.actor_rollout_ref.actor
-        self.is_evaluation = cfg.trainer.val_only or bool(facts.audit)
+        self.is_evaluation = cfg.trainer.val_only or bool(facts.audit_text)
         run_kind = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
-        self.title = f"{self.run_name}: {'audit' if facts.audit else run_kind} on {env.env_name}"
+        self.title = (
+            f"{self.run_name}: {'audit' if facts.audit_text else run_kind} on {env.env_name}"
+        )
         self.train_tasks = facts.train_tasks
         if facts.train_tasks is None:
             self.train_tasks = derive.count_known_train_tasks(env)
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
         self.trajectories = derive.count_trajectories_per_step(cfg)
-        self.turns_at_most = self.trajectories * env.max_steps
+        self.max_turns = self.trajectories * env.max_steps
         self.max_rows = compute_max_rows(cfg)
         self.method_tokens_at_most = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
@@ -214,7 +216,7 @@ class PPOPlan(Plan):
     def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
         token_counts: dict[str, int] = {}
         for plugin in METHOD_PLUGINS:
-            token_counts |= plugin.sampled_tokens(self.cfg, self.turns_at_most)
+            token_counts |= plugin.sampled_tokens(self.cfg, self.max_turns)
         return token_counts
 
     def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
@@ -284,13 +286,13 @@ class PPOPlan(Plan):
         trajectories_text = _format_count(self.trajectories, "trajectory", "trajectories")
         yield (
             "one step",
-            f"{tasks_text} = {trajectories_text}, {self.turns_at_most:,} turns at most",
+            f"{tasks_text} = {trajectories_text}, {self.max_turns:,} turns at most",
         )
         row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
         yield "rows", f"{self.max_rows:,} at most, {row_tokens:,} tokens each at most"
-        max_tokens = self.turns_at_most * cfg.env.max_turn_tokens
+        max_tokens = self.max_turns * cfg.env.max_turn_tokens
         if cfg.env.compact.enable:
-            num_summaries = self.turns_at_most - self.trajectories
+            num_summaries = self.max_turns - self.trajectories
             max_tokens += num_summaries * cfg.env.compact.max_summary_tokens
         elif cfg.env.history == "append":
             # A response contains all turns of a trajectory, so max_response_length limits the sum.
@@ -352,7 +354,7 @@ class PPOPlan(Plan):
         evaluation_text = (
             f"{tasks_text} = {_format_optional(trajectories)} trajectories, {sampling}"
         )
-        audit = self.facts.audit
+        audit = self.facts.audit_text
         yield ("audit", audit) if audit else ("evaluation", evaluation_text)
         yield "updates", "none: no training"
 
@@ -374,7 +376,7 @@ class PPOPlan(Plan):
     def _describe_checkpoints(self) -> str:
         trainer = self.cfg.trainer
         checkpoint_directory = f"{trainer.default_local_dir}/checkpoints"
-        if self.facts.audit:
+        if self.facts.audit_text:
             return "none: no training"
         if trainer.val_only:
             return "none (trainer.val_only=true)"

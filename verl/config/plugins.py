@@ -17,9 +17,9 @@ Schema = TypeVar("Schema", bound=Section)
 class EnvironmentPlugin:
     """Functions that add the sections ``env.<name>`` of registered environments, and check them."""
 
-    names: Callable[[], Collection[str]]
+    list_names: Callable[[], Collection[str]]
     # The class of a section; None if its package cannot be imported.
-    section: Callable[[str], type[Section] | None]
+    find_section_class: Callable[[str], type[Section] | None]
     # Changes the composed config tree before it is validated.
     preprocess: Callable[[dict[str, Any], type[Section]], None]
     # Refuses keys without effect; arguments: config tree, dotted paths of keys that the user set.
@@ -57,13 +57,15 @@ def extend_schema(schema: type[Schema]) -> type[Schema]:
 
 def env_names() -> list[str]:
     """Return the names of the registered environments."""
-    return [name for plugin in ENVIRONMENT_PLUGINS for name in plugin.names()]
+    return [name for plugin in ENVIRONMENT_PLUGINS for name in plugin.list_names()]
 
 
 def find_env_section_class(name: str) -> type[Section] | None:
     """Return the class of ``env.<name>``; None if it is not registered or cannot be imported."""
     section_classes = (
-        plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names()
+        plugin.find_section_class(name)
+        for plugin in ENVIRONMENT_PLUGINS
+        if name in plugin.list_names()
     )
     return next(section_classes, None)
 

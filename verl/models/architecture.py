@@ -108,7 +108,7 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
         reason = problems[0] if problems else _find_attention_problem(lm)
         logits_by_forward = _config_changes_logits(lm.config)
         forward_kind = _make_row_wise_forward(lm, reason) if reason else _make_packed_forward(lm)
-        forward_kind = replace(forward_kind, logits_by_forward=logits_by_forward)
+        forward_kind = replace(forward_kind, computes_logits_by_forward=logits_by_forward)
     else:
         with _without_dropout_and_gradient(lm):
             forward_kind = _choose_by_log_probs(lm, problems[0] if problems else "")
@@ -200,7 +200,9 @@ def _choose_row_wise_attention(lm: "PreTrainedModel") -> str:
 def _make_row_wise_forward(lm: "PreTrainedModel", reason: str) -> RowWiseForward:
     # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
     should_pad = not find_length_dependent_rope(lm.config)
-    return RowWiseForward(_choose_row_wise_attention(lm), padded=should_pad, reason=reason)
+    return RowWiseForward(
+        _choose_row_wise_attention(lm), should_pad=should_pad, not_packed_reason=reason
+    )
 
 
 def _make_packed_forward(lm: "PreTrainedModel") -> PackedForward:
@@ -237,12 +239,12 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     logits_by_forward = _config_changes_logits(lm.config) or forward_changes_logits(lm)
     if not reason:
-        packed = replace(_make_packed_forward(lm), logits_by_forward=logits_by_forward)
+        packed = replace(_make_packed_forward(lm), computes_logits_by_forward=logits_by_forward)
         try:
             _require_packed_attention(lm)
             # Ignore the length limit: the test rows may be longer than a tiny attention window.
             log_prob_gap = _measure_smallest_log_prob_gap(
-                lm, replace(packed, limit=None, long_rows=None)
+                lm, replace(packed, max_row_tokens=None, long_row_forward=None)
             )
         except UnsupportedAttentionError as error:
             reason = str(error)
@@ -251,11 +253,13 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
                 return packed
             reason = f"its log-probs in packed rows {_describe_gap(log_prob_gap, tolerance)}"
     set_attention_implementation(lm, _choose_row_wise_attention(lm))
-    forward_kind = replace(_make_row_wise_forward(lm, reason), logits_by_forward=logits_by_forward)
+    forward_kind = replace(
+        _make_row_wise_forward(lm, reason), computes_logits_by_forward=logits_by_forward
+    )
     log_prob_gap = 0.0
     for candidate in dict.fromkeys([forward_kind, replace(forward_kind, attention="eager")]):
-        for should_pad in dict.fromkeys([candidate.padded, False]):
-            candidate = replace(candidate, padded=should_pad)
+        for should_pad in dict.fromkeys([candidate.should_pad, False]):
+            candidate = replace(candidate, should_pad=should_pad)
             log_prob_gap = _measure_smallest_log_prob_gap(lm, candidate)
             if log_prob_gap <= tolerance:
                 _check_causal(lm, tolerance)
@@ -327,7 +331,7 @@ def _measure_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind, seed
         find_backbone(lm), packed_rows.input_ids, packed_rows.position_ids, packed_rows.layout
     )
     log_probs = compute_float32_logits(
-        make_head(lm, forward_kind.logits_by_forward), hidden_states
+        make_head(lm, forward_kind.computes_logits_by_forward), hidden_states
     ).log_softmax(-1)
     set_attention_implementation(lm, "eager")
     gaps: list[torch.Tensor] = []

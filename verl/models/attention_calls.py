@@ -37,7 +37,7 @@ MAX_ROW_PADDING = 0.05
 BLOCK_QUERIES = 64
 # Overhead of one attention call, as the number of query-key pairs that take the same time. Measured
 # for 4 heads of size 32 on a CPU.
-CALL_PAIRS = 1 << 13
+CALL_OVERHEAD_PAIRS = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ class AttentionCalls:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         num_rows = layout.parents.count(-1)
-        num_causal_segments = sum(map(uses_causal_attention_call, layout.starts, layout.lengths))
+        num_causal_segments = sum(
+            map(uses_causal_attention_call, layout.prefix_lengths, layout.lengths)
+        )
         rows = list(_group_by_length(layout, range(num_rows)))
         ends = list(_group_by_length(layout, range(num_rows, num_causal_segments)))
         self.row_sizes = [sum(layout.lengths[i] for i in segment_group) for segment_group in rows]
@@ -108,7 +110,7 @@ class AttentionCalls:
 
 def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield groups of neighbouring ``segments`` that fit one attention call with little padding."""
-    row_lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
+    row_lengths = [layout.prefix_lengths[i] + layout.lengths[i] for i in segments]
     group_start = 0
     for group_end in range(1, len(row_lengths) + 1):
         group_lengths = row_lengths[group_start : group_end + 1]
@@ -125,8 +127,8 @@ def _create_row_group(
 
     Either all ``segments`` have a prefix or none has.
     """
-    prefix_lengths = [layout.starts[i] for i in segments]
-    row_lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
+    prefix_lengths = [layout.prefix_lengths[i] for i in segments]
+    row_lengths = [layout.prefix_lengths[i] + layout.lengths[i] for i in segments]
     max_length = max(row_lengths)
     if not any(prefix_lengths) and min(row_lengths) == max_length:
         return RowGroup(len(row_lengths), max_length)
@@ -211,7 +213,7 @@ def _plan_query_blocks(layout: PackedLayout, first_segment: int) -> Iterator[_Bl
     """
     block: _BlockPlan | None = None
     for segment in range(first_segment, len(layout.lengths)):
-        prefix = layout.list_row_ranges(layout.parents[segment], layout.starts[segment])
+        prefix = layout.list_row_ranges(layout.parents[segment], layout.prefix_lengths[segment])
         segment_start, segment_end = layout.offsets[segment : segment + 2]
         # Divide the queries into blocks. The keys of a block end with its last query, because no
         # token attends to later tokens.
@@ -224,7 +226,7 @@ def _plan_query_blocks(layout: PackedLayout, first_segment: int) -> Iterator[_Bl
             joined_plan = None if block is None else block.join(plan)
             if block is None or joined_plan is None:
                 block = plan
-            elif joined_plan.num_pairs <= block.num_pairs + plan.num_pairs + CALL_PAIRS:
+            elif joined_plan.num_pairs <= block.num_pairs + plan.num_pairs + CALL_OVERHEAD_PAIRS:
                 block = joined_plan
             else:
                 yield block

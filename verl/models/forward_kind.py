@@ -42,16 +42,16 @@ PASS_TOKENS = 16384
 class RowWiseForward:
     """Row-wise forward: passes of separate sequences, with the model's own attention and state.
 
-    ``attention`` is the name of the attention implementation of transformers. With ``padded``,
-    sequences of similar length share a right-padded pass. ``logits_by_forward`` is True if the
-    model's ``forward`` must compute the logits, because it scales or caps them. ``reason`` says why
-    the model does not use packed rows.
+    ``attention`` is the name of the attention implementation of transformers. With ``should_pad``,
+    sequences of similar length share a right-padded pass. ``computes_logits_by_forward`` is True if
+    the model's ``forward`` must compute the logits, because it scales or caps them.
+    ``not_packed_reason`` says why the model does not use packed rows.
     """
 
     attention: str
-    padded: bool = True
-    logits_by_forward: bool = False
-    reason: str = ""
+    should_pad: bool = True
+    computes_logits_by_forward: bool = False
+    not_packed_reason: str = ""
 
     def compute_hidden(
         self,
@@ -63,7 +63,7 @@ class RowWiseForward:
         """Return the last hidden states [T, H] by one pass per group of sequences."""
         set_attention_implementation(backbone, self.attention)
         sequences = list(list_sequences(layout, input_ids.device))
-        passes = plan_passes([len(positions) for positions, _ in sequences], self.padded)
+        passes = plan_passes([len(positions) for positions, _ in sequences], self.should_pad)
         num_dummy_passes = _count_dummy_passes(backbone, len(passes))
         hidden_parts: list[torch.Tensor] = []
         part_positions: list[torch.Tensor] = []
@@ -91,16 +91,16 @@ class RowWiseForward:
 class PackedForward:
     """Packed forward: one pass of a micro-batch whose rows form one sequence without padding.
 
-    A micro-batch with a row or branch (alternative continuation) longer than ``limit`` tokens is
-    computed by the row-wise passes ``long_rows`` instead. The limit is an attention window, for
-    example; None allows any length. ``logits_by_forward`` is True if the model's ``forward`` must
-    compute the logits, because it scales or caps them.
+    A micro-batch with a row or branch (alternative continuation) longer than ``max_row_tokens``
+    tokens is computed by the row-wise passes ``long_row_forward`` instead. The limit is an
+    attention window, for example; None allows any length. ``computes_logits_by_forward`` is True if
+    the model's ``forward`` must compute the logits, because it scales or caps them.
     """
 
     attention: str
-    limit: int | None = None
-    long_rows: RowWiseForward | None = None
-    logits_by_forward: bool = False
+    max_row_tokens: int | None = None
+    long_row_forward: RowWiseForward | None = None
+    computes_logits_by_forward: bool = False
 
     def compute_hidden(
         self,
@@ -111,17 +111,22 @@ class PackedForward:
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] by one packed pass.
 
-        If a row or branch exceeds ``limit``, use the row-wise passes ``long_rows`` instead.
+        If a row or branch exceeds ``max_row_tokens``, use the row-wise passes ``long_row_forward``
+        instead.
         """
-        if self.long_rows is None:
-            return compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
+        if self.long_row_forward is None:
+            return compute_packed_hidden(
+                backbone, input_ids, position_ids, layout, self.max_row_tokens
+            )
         if self._exceeds_packing_limit(layout.longest_context):
-            return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
+            return self.long_row_forward.compute_hidden(backbone, input_ids, position_ids, layout)
         # Another rank may need several row-wise passes, because its rows are longer than
         # ``self.limit``. All ranks must run the same number of passes.
         num_dummy_passes = _count_dummy_passes(backbone, 1)
         set_attention_implementation(backbone, self.attention)
-        hidden = compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
+        hidden = compute_packed_hidden(
+            backbone, input_ids, position_ids, layout, self.max_row_tokens
+        )
         one_token_inputs = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
         return hidden + _run_dummy_passes(
             num_dummy_passes, lambda: compute_packed_hidden(backbone, *one_token_inputs)
@@ -134,12 +139,14 @@ class PackedForward:
         row or a branch exceeds the limit of packed passes.
         """
         branch_ends = [branch.start + len(branch.token_ids) for branch in branches]
-        if self.long_rows is not None and self._exceeds_packing_limit(max([length, *branch_ends])):
-            return self.long_rows.count_tokens(length, branches)
+        if self.long_row_forward is not None and self._exceeds_packing_limit(
+            max([length, *branch_ends])
+        ):
+            return self.long_row_forward.count_tokens(length, branches)
         return length + sum(len(branch.token_ids) for branch in branches)
 
     def _exceeds_packing_limit(self, num_tokens: int) -> bool:
-        return self.limit is not None and num_tokens > self.limit
+        return self.max_row_tokens is not None and num_tokens > self.max_row_tokens
 
 
 ForwardKind = PackedForward | RowWiseForward
@@ -259,6 +266,6 @@ def decode_forward_kind(text: str) -> ForwardKind:
     fields = json.loads(text)
     if fields.pop("kind") == RowWiseForward.__name__:
         return RowWiseForward(**fields)
-    if fields["long_rows"] is not None:
-        fields["long_rows"] = RowWiseForward(**fields["long_rows"])
+    if fields["long_row_forward"] is not None:
+        fields["long_row_forward"] = RowWiseForward(**fields["long_row_forward"])
     return PackedForward(**fields)

@@ -188,8 +188,8 @@ def predict_packing_support(
         _set_packed_attention(model)
         forward_kind = choose_forward_kind(model)
     if isinstance(forward_kind, RowWiseForward):
-        return forward_kind.reason, None
-    return "", forward_kind.limit
+        return forward_kind.not_packed_reason, None
+    return "", forward_kind.max_row_tokens
 
 
 def _set_packed_attention(model: "PreTrainedModel") -> None:
@@ -240,7 +240,9 @@ def prepare_for_training(
     forward_kind = choose_forward_kind(model)
     if not isinstance(forward_kind, PackedForward):
         logger.info(
-            "%s uses row-wise forward passes: %s", model.config.model_type, forward_kind.reason
+            "%s uses row-wise forward passes: %s",
+            model.config.model_type,
+            forward_kind.not_packed_reason,
         )
     elif attention == "flex":
         set_forward_kind(model, replace(forward_kind, attention=FLEX_ATTENTION))

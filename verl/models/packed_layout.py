@@ -38,8 +38,8 @@ class PackedLayout:
 
     A segment is a row, or the last tokens of a row whose prefix is in other segments. The path of a
     segment is this whole row. Segment i has ``lengths[i]`` tokens. They follow the first
-    ``starts[i]`` tokens of the path of segment ``parents[i]``, so ``starts[i]`` is its first
-    position id. A segment without shared prefix has parent -1 and start 0.
+    ``prefix_lengths[i]`` tokens of the path of segment ``parents[i]``, so ``prefix_lengths[i]`` is
+    its first position id. A segment without shared prefix has parent -1 and start 0.
 
     ``calls`` describes the attention for SDPA, ``block_mask`` for FlexAttention (None without it).
     ``sequence_group`` holds the ranks that compute the sequence together (None without sequence
@@ -47,7 +47,7 @@ class PackedLayout:
     """
 
     lengths: tuple[int, ...]
-    starts: tuple[int, ...]
+    prefix_lengths: tuple[int, ...]
     parents: tuple[int, ...]
     calls: "AttentionCalls | None" = None
     block_mask: "BlockMask | None" = None
@@ -61,12 +61,12 @@ class PackedLayout:
     @property
     def longest_context(self) -> int:
         """Largest number of tokens that any token attends to, including itself."""
-        return max(sum(pair) for pair in zip(self.starts, self.lengths, strict=True))
+        return max(sum(pair) for pair in zip(self.prefix_lengths, self.lengths, strict=True))
 
     @property
     def attention_pairs(self) -> int:
         """Number of pairs of a query token and a key token that it attends to."""
-        starts_and_lengths = zip(self.starts, self.lengths, strict=True)
+        starts_and_lengths = zip(self.prefix_lengths, self.lengths, strict=True)
         return sum(
             length * start + length * (length + 1) // 2 for start, length in starts_and_lengths
         )
@@ -79,7 +79,7 @@ class PackedLayout:
         """
         ranges: list[tuple[int, int]] = []
         while segment >= 0:
-            first, start = self.offsets[segment], self.starts[segment]
+            first, start = self.offsets[segment], self.prefix_lengths[segment]
             if end > start:
                 ranges.append((first, first + end - start))
                 end = start
@@ -92,7 +92,7 @@ class PackedLayout:
         The row is the one that ends with ``segment``.
         """
         if end is None:
-            end = self.starts[segment] + self.lengths[segment]
+            end = self.prefix_lengths[segment] + self.lengths[segment]
         return expand_ranges(self.list_row_ranges(segment, end))
 
 
@@ -124,7 +124,7 @@ def number_tokens_depth_first(layout: PackedLayout) -> tuple[np.ndarray, np.ndar
     those of k and of all tokens that continue it. So q attends to k if
     ``enter[k] <= enter[q] < leave[k]``.
     """
-    lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
+    lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.prefix_lengths))
     # Depth-first order: the tokens of a segment, then the segments that continue it.
     subtree_sizes = lengths.copy()  # tokens of the segment and of all segments below it
     # Offset of a segment's numbers from those of its parent.

@@ -106,7 +106,7 @@ class PolicyModel(PackedModel):
         ``allowed_token_ids`` [K] adds the log-probs of these tokens at every target.
         """
         hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
-        head = make_head(self.lm, self.forward_kind.logits_by_forward)
+        head = make_head(self.lm, self.forward_kind.computes_logits_by_forward)
         return [
             log_probs_from_hidden(head, hidden, target_group, allowed_token_ids)
             for target_group in targets

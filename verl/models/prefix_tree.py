@@ -45,22 +45,22 @@ class PackedRows:
 class SortedSequences(NamedTuple):
     """Indices ``order`` of token sequences, sorted by their tokens.
 
-    ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with ``order[i -
-    1]``. No earlier sequence shares a longer prefix with it. So a prefix tree, which stores shared
-    tokens once, has ``sum(shared)`` fewer tokens than the sequences.
+    ``shared_lengths[i]`` is the number of leading tokens that sequence ``order[i]`` shares with
+    ``order[i - 1]``. No earlier sequence shares a longer prefix with it. So a prefix tree, which
+    stores shared tokens once, has ``sum(shared_lengths)`` fewer tokens than the sequences.
     """
 
     order: list[int]
-    shared: list[int]
+    shared_lengths: list[int]
 
 
 class _Segment(NamedTuple):
-    """Node of a prefix tree: the tokens of ``sequence`` (an index) from ``start`` on.
+    """Node of a prefix tree: the tokens of sequence ``sequence_index`` from ``start`` on.
 
     The earlier tokens of the sequence are in the node ``parent`` and its ancestors (-1: none).
     """
 
-    sequence: int
+    sequence_index: int
     start: int
     parent: int
 
@@ -85,8 +85,8 @@ def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: Prefi
     if the tree has at most the fraction ``MAX_TREE_SHARE`` of their tokens.
     """
     if prefix_tree == "auto" and num_tokens:
-        return num_tokens - sum(rows.shared) <= MAX_TREE_SHARE * num_tokens
-    return bool(prefix_tree) and any(rows.shared)
+        return num_tokens - sum(rows.shared_lengths) <= MAX_TREE_SHARE * num_tokens
+    return bool(prefix_tree) and any(rows.shared_lengths)
 
 
 def _count_shared_prefix(first: np.ndarray, second: np.ndarray) -> int:
@@ -134,7 +134,7 @@ def pack_rows(
         segments, last_segments, sequences, is_merged
     )
     starts = [segment.start for segment in segments]
-    token_arrays = [sequences[segment.sequence][segment.start :] for segment in segments]
+    token_arrays = [sequences[segment.sequence_index][segment.start :] for segment in segments]
     layout = PackedLayout(
         tuple(map(len, token_arrays)), tuple(starts), tuple(segment.parent for segment in segments)
     )
@@ -172,7 +172,7 @@ def _sort_prefix_group(
     """Return the indices ``prefix_group`` of ``sequences``, sorted by their tokens."""
     sorted_group = sort_sequences([sequences[index] for index in prefix_group])
     return SortedSequences(
-        [prefix_group[index] for index in sorted_group.order], sorted_group.shared
+        [prefix_group[index] for index in sorted_group.order], sorted_group.shared_lengths
     )
 
 
@@ -184,7 +184,9 @@ def _build_segments(
     A node (segment) holds the tokens of a sequence after the prefix that it shares with another.
     """
     sequence_order = [index for prefix_group in prefix_groups for index in prefix_group.order]
-    shared_lengths = [length for prefix_group in prefix_groups for length in prefix_group.shared]
+    shared_lengths = [
+        length for prefix_group in prefix_groups for length in prefix_group.shared_lengths
+    ]
     lengths = [len(sequences[index]) for index in sequence_order]
     segments: list[_Segment] = []
     last_segments = [-1] * len(sequences)

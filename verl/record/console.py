@@ -39,7 +39,7 @@ def list_console_metrics() -> list[ConsoleMetric]:
         *(
             console_metric
             for contribution in load_contributions()
-            for console_metric in contribution.console
+            for console_metric in contribution.console_metrics
         ),
         ConsoleMetric("s/step", ("timing_s/step",), "{:.1f}"),
         ConsoleMetric("entropy", ("actor/entropy",), "{:.3f}"),
@@ -151,7 +151,7 @@ class TrainingConsole:
         self._progress: Progress | None = None
         if self.console.is_terminal:
             self._progress = Progress(
-                "training", total_steps, "steps", first=first_step, console=self.console
+                "training", total_steps, "steps", num_done_before=first_step, console=self.console
             )
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:

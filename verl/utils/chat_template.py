@@ -64,8 +64,9 @@ class ChatTemplate:
     """Renderer of conversations with ``tokenizer.chat_template``.
 
     ``template_kwargs`` are further arguments of the template. ``uses_parts`` is True if message
-    content must be a list of typed parts instead of a string. ``takes_system`` is True if system
-    messages are rendered. Otherwise callers put the system text before the first user message.
+    content must be a list of typed parts instead of a string. ``renders_system_message`` is True if
+    system messages are rendered. Otherwise callers put the system text before the first user
+    message.
 
     Raises ``UnsupportedTemplateError`` if there is no template, if it does not render a user
     message exactly once, or if ``template_kwargs`` has a key of ``RESERVED_ARGUMENTS``.
@@ -86,23 +87,28 @@ class ChatTemplate:
                 "them (put a template into chat_template.jinja next to the tokenizer)"
             )
         self.uses_parts = self._detect_content_parts()
-        self.takes_system = self._renders_contents_once(("system", "user"), self.uses_parts)
+        self.renders_system_message = self._renders_contents_once(
+            ("system", "user"), self.uses_parts
+        )
         self.split_pieces = cache(self._render_pieces)
 
     def render(
         self,
         messages: Sequence[Message],
-        parts: bool | None = None,
+        uses_parts: bool | None = None,
         *,
         add_generation_prompt: bool = True,
         tools: Tools = (),
     ) -> str:
         """Return the text of ``messages``, by default followed by the generation prompt.
 
-        With ``parts`` the contents are passed as lists of typed parts. None means ``uses_parts``.
-        ``tools`` are the functions that the policy may call, as OpenAI's JSON schemas.
+        With ``uses_parts`` the contents are passed as lists of typed parts. None means the
+        attribute ``uses_parts``. ``tools`` are the functions that the policy may call, as OpenAI's
+        JSON schemas.
         """
-        return self._apply_template(messages, parts, add_generation_prompt, tools, tokenize=False)
+        return self._apply_template(
+            messages, uses_parts, add_generation_prompt, tools, tokenize=False
+        )
 
     def render_token_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of ``messages`` followed by the generation prompt."""

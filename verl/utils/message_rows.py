@@ -44,12 +44,12 @@ MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio", "multi_
 TOOL_FIELDS = ("tools", "functions")
 CALL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "tool_responses")
 WEIGHT_FIELDS = ("weight", "loss_mask", "loss_weight", "train", "training", "trainable", "loss")
-ONLY_TEXT = "the policy is shown only text"
+ONLY_TEXT_REASON = "the policy is shown only text"
 _NO_TOOLS_REASON = "tools come from the environment (env.env_name=tools), not from rows"
 _TOKEN_MASK_REASON = "the messages are tokenized here, and the mask belongs to other tokens"
 # Columns and message fields that are refused -> reason why they are not read.
 UNREAD_COLUMNS = {
-    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
+    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT_REASON),
     **dict.fromkeys(TOOL_FIELDS, _NO_TOOLS_REASON),
     "documents": "documents belong into the content of a message",
     "chat_template_kwargs": "data.apply_chat_template_kwargs sets them for all rows",
@@ -62,7 +62,7 @@ UNREAD_EPISODE_COLUMNS = UNREAD_COLUMNS | dict.fromkeys(
     ("loss_mask", "labels", "completion_mask", "assistant_masks"), _TOKEN_MASK_REASON
 )
 UNREAD_FIELDS = {
-    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
+    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT_REASON),
     **dict.fromkeys((*CALL_FIELDS, *TOOL_FIELDS), _NO_TOOLS_REASON),
     **dict.fromkeys(
         THOUGHT_KEYS, "thoughts are read from the content, where the policy writes them"
@@ -100,15 +100,15 @@ class DataRow:
         return f"{self.source}: row {self.row_index}"
 
     def make_error(
-        self, column: str, why: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
+        self, column: str, reason: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
     ) -> InvalidRowError:
         """Return an ``InvalidRowError`` for the value in ``column``.
 
-        ``why`` continues the sentence "column ...", for example "has no text". ``allowed`` and
+        ``reason`` continues the sentence "column ...", for example "has no text". ``allowed`` and
         ``fix`` say what is allowed and what the user can do.
         """
         error = InvalidRowError(
-            f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}", code
+            f"{self.row_location}: column {column!r} {reason}; allowed: {allowed}; fix: {fix}", code
         )
         error.column = column
         return error

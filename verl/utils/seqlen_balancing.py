@@ -78,15 +78,15 @@ def order_rows_for_ranks(lengths: Sequence[int], num_ranks: int) -> list[int]:
     return [row for part in partition for row in part]
 
 
-def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
+def partition_rows(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
     """Partition row indices ``0..n-1`` so that the largest total length of a part is small.
 
-    ``parts`` is the number of parts, which may have different numbers of rows. Parts are empty if
-    there are fewer rows than parts. Each part is sorted.
+    ``num_parts`` is the number of parts, which may have different numbers of rows. Parts are empty
+    if there are fewer rows than parts. Each part is sorted.
     """
-    partition = _partition_largest_first(lengths, parts)
-    if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
-        candidates = (partition, get_seqlen_balanced_partitions(lengths, parts))
+    partition = _partition_largest_first(lengths, num_parts)
+    if num_parts <= len(lengths) and len(lengths) * num_parts <= MAX_DIFFERENCING_SIZE:
+        candidates = (partition, get_seqlen_balanced_partitions(lengths, num_parts))
         partition = min(
             candidates, key=lambda split: max(sum(lengths[i] for i in part) for part in split)
         )

@@ -69,8 +69,8 @@ class ActorWorker(TrainingWorker):
             lora_adapter_path=model.lora_adapter_path if is_trained else None,
         )
         # Tied weights and LoRA scales are read now, because sharded parameters do not show them.
-        self.tied = tied_names(self.lm)
-        self.scales = lora_scales(self.lm)
+        self.tied_names = tied_names(self.lm)
+        self.lora_scales = lora_scales(self.lm)
         # Only rank 0 has read the files, so only rank 0 knows how their weights were converted.
         set_transforms(
             self.lm, json.loads(broadcast_text(json.dumps(describe_transforms(self.lm))))
@@ -119,7 +119,7 @@ class ActorWorker(TrainingWorker):
         """
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
-        if self.role == "actor" and not self.scales:
+        if self.role == "actor" and not self.lora_scales:
             raise RuntimeError("all weights of the actor are trained; a reference needs role='ref'")
         with without_adapters(self.lm):
             scores = compute_log_probs_and_scores(
@@ -163,7 +163,7 @@ class ActorWorker(TrainingWorker):
         denominators = compute_denominators(
             data, row_indices, section.loss_agg_mode, rows_to_compute
         )
-        if not denominators.rows:  # no rank has a row to compute
+        if not denominators.num_rows:  # no rank has a row to compute
             return {"pg_loss": 0.0}, self.train_engine.skip_step()
         token_selector = loss.make_token_selector(data, row_indices)
         compute_loss = partial(
@@ -224,7 +224,9 @@ class ActorWorker(TrainingWorker):
         """
         weights = gather_full_weights(self.train_engine, ".lora_")
         is_sender = get_rank() == 0
-        adapter = convert_adapter_for_engine(weights, LM_PREFIX, self.scales) if is_sender else {}
+        adapter = (
+            convert_adapter_for_engine(weights, LM_PREFIX, self.lora_scales) if is_sender else {}
+        )
         return self._convert_for_engines(adapter, dict.fromkeys(adapter, self._engine_dtype))
 
     def _convert_for_engines(
@@ -246,7 +248,7 @@ class ActorWorker(TrainingWorker):
     @property
     def _lora_merge_scales(self) -> dict[str, float] | None:
         """Scale of each LoRA adapter for merging, or None if engines get the adapter separately."""
-        return None if self.config.rollout.lora_sync == "adapter" else self.scales
+        return None if self.config.rollout.lora_sync == "adapter" else self.lora_scales
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_weights(self, engines: Sequence[Any], version: int) -> list[dict[str, int]]:
@@ -269,7 +271,7 @@ class ActorWorker(TrainingWorker):
     def _create_weight_stream(self) -> WeightStream:
         lora_scales = self._lora_merge_scales
         stream_arguments = (self.train_engine, self.lm, self._engine_dtype, LM_PREFIX, lora_scales)
-        return WeightStream(*stream_arguments, self.tied)
+        return WeightStream(*stream_arguments, self.tied_names)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_sent_fingerprints(self) -> WeightFingerprints:
@@ -281,7 +283,7 @@ class ActorWorker(TrainingWorker):
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = gather_full_weights(self.train_engine)
-        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied)
+        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied_names)
 
     def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"
@@ -294,7 +296,7 @@ class ActorWorker(TrainingWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
         """Write config, weights and tokenizer to a directory for ``from_pretrained`` and vLLM."""
-        weights = self._collect_hf_weights(self.scales)
+        weights = self._collect_hf_weights(self.lora_scales)
         if get_rank() == 0:
             save_hf(self.lm, weights, directory, self.source)
 

@@ -126,8 +126,8 @@ class TrainEngine:
         if sequence_ranks > 1 and isinstance(module.forward_kind, RowWiseForward):
             raise ValueError(
                 f"ulysses_sequence_parallel_size={sequence_ranks}: the model has row-wise forward "
-                f"passes ({module.forward_kind.reason}), which one rank computes; allowed: 1; "
-                "fix: ulysses_sequence_parallel_size=1"
+                f"passes ({module.forward_kind.not_packed_reason}), which one rank computes; "
+                "allowed: 1; fix: ulysses_sequence_parallel_size=1"
             )
         module.sequence_group = create_sequence_group(
             module.config, sequence_ranks, self.device, TIMEOUT
@@ -135,7 +135,7 @@ class TrainEngine:
         if compiled and isinstance(module.forward_kind, RowWiseForward):
             logger.warning(
                 "use_torch_compile=true has no effect: row-wise passes are not compiled (%s)",
-                module.forward_kind.reason,
+                module.forward_kind.not_packed_reason,
             )
         elif compiled:
             compile_blocks(module, self.device)
@@ -174,7 +174,7 @@ class TrainEngine:
         forward_kind = self.module.forward_kind
         if not self.prefix_tree or not isinstance(forward_kind, PackedForward):
             return False
-        return forward_kind.limit is None or longest <= forward_kind.limit
+        return forward_kind.max_row_tokens is None or longest <= forward_kind.max_row_tokens
 
     @property
     def can_offload_state(self) -> bool:
@@ -222,14 +222,14 @@ class TrainEngine:
         finally:
             self._offload_state()
 
-    def begin_pass_for_rank(self, owner: int) -> bool:
+    def begin_pass_for_rank(self, owner_rank: int) -> bool:
         """Begin a pass that computes the rows of one rank, and return True if it is this rank.
 
-        ``owner`` is the index of the rank in the group of ``sequence_ranks`` ranks that compute
-        each row together. For another owner the caller runs ``module.compute_zero_loss()``.
+        ``owner_rank`` is the index of the rank in the group of ``sequence_ranks`` ranks that
+        compute each row together. For another owner the caller runs ``module.compute_zero_loss()``.
         """
         group = self.module.sequence_group
-        return group is None or group.begin_pass_for_rank(owner)
+        return group is None or group.begin_pass_for_rank(owner_rank)
 
     # ------------------------------------------------------------------ training
 

@@ -109,18 +109,21 @@ def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def save_engine(
-    engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True
+    engine: TrainEngine,
+    directory: str | Path,
+    saves_optimizer: bool = True,
+    saves_random_states: bool = True,
 ) -> EngineSave:
     """Copy the weights of ``engine`` and begin to write them to ``directory`` in a thread.
 
-    ``optimizer`` adds the AdamW moments, ``extra`` the random states. Every rank must call this
-    function. The directory is complete when the ``EngineSave`` of every rank is done. The caller
-    must make sure that an incomplete directory is never loaded.
+    ``saves_optimizer`` adds the AdamW moments, ``saves_random_states`` the random states. Every
+    rank must call this function. The directory is complete when the ``EngineSave`` of every rank is
+    done. The caller must make sure that an incomplete directory is never loaded.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     other_files: list[Path] = []
-    if extra:
+    if saves_random_states:
         other_files.append(directory / f"rng_rank{get_rank()}.safetensors")
         random_states = {"cpu": torch.get_rng_state()}
         if engine.device == "cuda":
@@ -134,7 +137,7 @@ def save_engine(
         other_files[-1].write_text(json.dumps(record))
     engine.reshard_parameters()
     # Offloaded tensors are saved from host memory, because a rollout engine may occupy the GPU.
-    state = named_weights(engine) | (_optimizer_moments(engine) if optimizer else {})
+    state = named_weights(engine) | (_optimizer_moments(engine) if saves_optimizer else {})
     return EngineSave(directory, other_files, begin_writing_shards(state, directory))
 
 

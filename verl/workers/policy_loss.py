@@ -55,15 +55,16 @@ SMALLEST_RATIO = 1e-8  # lower limit of a ratio before its logarithm: log 0 has 
 class Denominators:
     """Denominators of the loss terms and metrics of one mini-batch, summed over all ranks.
 
-    ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
-    ``restricted_tokens``: number of sampled tokens at positions where only K tokens are allowed.
-    ``rows``: number of rows that pass through the model.
+    ``loss_denominator``: denominator of the policy, entropy and KL terms. ``num_tokens``: number of
+    sampled tokens.
+    ``num_restricted_tokens``: number of sampled tokens at positions where only K tokens are
+    allowed. ``num_rows``: number of rows that pass through the model.
     """
 
-    loss: float
-    tokens: float
-    restricted_tokens: float
-    rows: float
+    loss_denominator: float
+    num_tokens: float
+    num_restricted_tokens: float
+    num_rows: float
 
 
 def compute_denominators(
@@ -72,7 +73,7 @@ def compute_denominators(
     """Compute the denominators of the loss terms and metrics of a mini-batch. A collective call.
 
     ``rows`` are the rows of the mini-batch on this rank. ``computed_rows`` are those that go
-    through the model (None: all). Only the denominator ``loss`` also counts the other rows.
+    through the model (None: all). Only ``loss_denominator`` also counts the other rows.
     """
     batch = data.batch
     row_indices = torch.as_tensor(rows, dtype=torch.long)
@@ -192,7 +193,7 @@ class PolicyLoss:
         agg_arguments = {
             "loss_agg_mode": section.loss_agg_mode,
             "row_shares": batch.get("row_shares", None),
-            "denominator": denominators.loss,
+            "denominator": denominators.loss_denominator,
             "loss_scale_factor": section.loss_scale_factor,
         }
         # The KL term reads the log-probs of the sampled tokens. Those of the policy loss may be
@@ -205,7 +206,7 @@ class PolicyLoss:
             )
             log_probs = _replace_by_marginal_log_probs(log_probs, allowed_token_log_probs, batch)
         # Without sampled tokens all sums are zero, so the denominator 1 gives the right result.
-        loss_arguments = agg_arguments | {"num_tokens": denominators.tokens or 1.0}
+        loss_arguments = agg_arguments | {"num_tokens": denominators.num_tokens or 1.0}
         loss, metrics = self._compute_policy_term(batch, log_probs, token_selector, loss_arguments)
         if self.reads_entropy:
             entropy = agg_loss(
@@ -223,7 +224,7 @@ class PolicyLoss:
         if self.restricted_loss is not None and allowed_token_log_probs is not None:
             choice_mask = batch[CHOICE_MASK].bool() & mask
             entropy = masked_sum(entropy_from_logits(allowed_token_log_probs), choice_mask)
-            entropy = entropy / (denominators.restricted_tokens or 1.0)
+            entropy = entropy / (denominators.num_restricted_tokens or 1.0)
             metrics[f"{self.restricted_loss.name}_entropy"] = entropy
             loss = loss - self.restricted_loss.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:

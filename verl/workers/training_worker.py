@@ -139,8 +139,8 @@ class TrainingWorker(Worker):
         self._engine_save = save_engine(
             self.train_engine,
             directory,
-            optimizer="optimizer" in contents,
-            extra="extra" in contents,
+            saves_optimizer="optimizer" in contents,
+            saves_random_states="extra" in contents,
         )
 
     def _export_hf_files(self, _directory: Path) -> list[Path]:

@@ -63,13 +63,13 @@ class WeightStream:
         lm: "PreTrainedModel",
         dtype: torch.dtype,
         prefix: str,
-        scales: dict[str, float] | None,
-        tied: set[str],
+        lora_scales: dict[str, float] | None,
+        tied_names: set[str],
     ) -> None:
         self._engine = engine
         self._lm = lm
         self._dtype = dtype
-        self._merge_arguments = (prefix, scales, tied)
+        self._merge_arguments = (prefix, lora_scales, tied_names)
         # Fingerprints of the weights that were yielded last. Only rank 0 computes them.
         self.fingerprints = WeightFingerprints({}, {})
 
@@ -154,13 +154,13 @@ class WeightSyncClient:
     """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
 
     Every call goes to all rollout workers ``engines`` and waits for all of them. Each engine has
-    ``devices`` GPUs. ``abort_transfer`` is called if an engine cannot receive a chunk, because
-    other processes may wait for this engine.
+    ``devices_per_engine`` GPUs. ``abort_transfer`` is called if an engine cannot receive a chunk,
+    because other processes may wait for this engine.
     """
 
-    def __init__(self, engines: Sequence[Any], devices: int) -> None:
+    def __init__(self, engines: Sequence[Any], devices_per_engine: int) -> None:
         self._engines = engines
-        self._devices_per_engine = devices
+        self._devices_per_engine = devices_per_engine
         self.abort_transfer: Callable[[], None] = lambda: None
         self.version = 0  # policy version of the weights being sent
         # For each engine, the fingerprints of the weights that it received in the last update.
@@ -198,20 +198,20 @@ class WeightSyncClient:
 class WeightSender:
     """Sender of one training rank to rollout workers ``engines`` with a ``DirectSyncEngine``.
 
-    ``transport`` is ``ipc`` or ``nccl``. ``devices`` is the number of devices per engine. All ranks
-    must create and use it together.
+    ``transport`` is ``ipc`` or ``nccl``. ``devices_per_engine`` is the number of devices per
+    engine. All ranks must create and use it together.
     """
 
     def __init__(
-        self, stream: WeightStream, engines: Sequence[Any], transport: str, devices: int
+        self, stream: WeightStream, engines: Sequence[Any], transport: str, devices_per_engine: int
     ) -> None:
         self.stream = stream
-        self._client = WeightSyncClient(engines, devices)
+        self._client = WeightSyncClient(engines, devices_per_engine)
         chunk_bytes = max(CHUNK_BYTES, stream.compute_max_weight_bytes())
         source: Any = stream  # Any: it has only those methods of vLLM's interface that senders call
         if transport == "nccl":
             self._sender = _create_nccl_sender(
-                chunk_bytes, len(engines) * devices, self._client, source
+                chunk_bytes, len(engines) * devices_per_engine, self._client, source
             )
         else:
             from vllm.distributed.weight_transfer.ipc_engine import (

@@ -88,13 +88,13 @@ def check_environment(
     name: str,
     kwargs: Mapping[str, Any] | None = None,
     split: str = "val",
-    tasks: int | None = None,
-    steps: int = 50,
+    num_tasks: int | None = None,
+    max_steps: int = 50,
 ) -> CheckFindings:
     """Run every policy on tasks of the environment ``name`` and check the rewards.
 
-    ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
-    episodes have one turn. An episode has at most ``steps`` actions.
+    ``kwargs`` are keys of its config section. ``num_tasks`` is by default 8, or 32 if episodes
+    have one turn. An episode has at most ``max_steps`` actions.
 
     Raises:
         WorkerStartError: The environment cannot be started.
@@ -105,15 +105,22 @@ def check_environment(
     """
     name = resolve_name(name)
     settings = read_env_settings(
-        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps)
+        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=max_steps)
     )
     package = get_package(name)
     with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
         split_tasks = load_tasks(name, package, settings, split)
-    num_tasks = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
+    num_tasks = num_tasks or (
+        DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS
+    )
     selected_tasks = select_validation_set(split_tasks, max(num_tasks, DEFAULT_SINGLE_TURN_TASKS))
     checked_env = CheckedEnvironment(
-        name, package, settings, selected_tasks[:num_tasks], steps, num_tasks >= len(split_tasks)
+        name,
+        package,
+        settings,
+        selected_tasks[:num_tasks],
+        max_steps,
+        num_tasks >= len(split_tasks),
     )
     env_with_more_tasks = replace(
         checked_env, tasks=selected_tasks, covers_all_tasks=len(selected_tasks) == len(split_tasks)

@@ -62,8 +62,8 @@ def make_text_with_action(action: str) -> TextWithAction:
 class OraclePolicy:
     """Policy that follows the environment's scripted expert, without random useless actions."""
 
-    def __init__(self, expert: Expert[Any], start: EpisodeStart[Any]) -> None:
-        self._expert = expert.start(start)
+    def __init__(self, expert: Expert[Any], episode_start: EpisodeStart[Any]) -> None:
+        self._expert = expert.start(episode_start)
         self._last_action: str | None = None
 
     def __call__(self, observation: Observation) -> str:
@@ -92,7 +92,7 @@ class FixedActionsPolicy:
         return ""
 
 
-def make_random_policy(start: EpisodeStart[Any]) -> Policy:
+def make_random_policy(episode_start: EpisodeStart[Any]) -> Policy:
     """Return a policy of random actions.
 
     It takes an admissible action if the observation lists them. Otherwise it varies a move that was
@@ -105,21 +105,21 @@ def make_random_policy(start: EpisodeStart[Any]) -> Policy:
         admissible_actions = _get_admissible_actions(observation)
         shown_moves.update(dict.fromkeys(find_bracketed_moves(observation.text)))
         if admissible_actions:
-            action = start.rng.choice(admissible_actions)
-            action = PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action)
+            action = episode_start.rng.choice(admissible_actions)
+            action = PLACEHOLDER_PATTERN.sub(lambda _: episode_start.rng.choice(words), action)
         elif shown_moves:
-            action = vary_move(start.rng.choice(list(shown_moves)), start.rng)
+            action = vary_move(episode_start.rng.choice(list(shown_moves)), episode_start.rng)
         else:
-            action = " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
+            action = " ".join(episode_start.rng.choices(words, k=episode_start.rng.randint(1, 3)))
         return make_text_with_action(action)
 
     return make_random_action_text
 
 
-def make_repeating_policy(start: EpisodeStart[Any]) -> Policy:
+def make_repeating_policy(episode_start: EpisodeStart[Any]) -> Policy:
     """Return a policy that repeats the first admissible action, or else the first line of text."""
-    lines = start.first.text.strip().splitlines()
-    text = make_text_with_action((_get_admissible_actions(start.first) or lines or [""])[0])
+    lines = episode_start.first.text.strip().splitlines()
+    text = make_text_with_action((_get_admissible_actions(episode_start.first) or lines or [""])[0])
     return lambda _observation: text
 
 

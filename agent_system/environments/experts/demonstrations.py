@@ -219,7 +219,9 @@ def _run_in_workers(
 ) -> list[str | None]:
     """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order."""
     # Pass the import path: workers do not know names that were registered at run time.
-    run_chunk = functools.partial(run_task_chunk, find_entry(env_name).target, settings, options)
+    run_chunk = functools.partial(
+        run_task_chunk, find_entry(env_name).import_path, settings, options
+    )
     if num_workers == 0:
         return run_chunk(tasks)
     # Make at least one chunk per worker if there are enough tasks.

@@ -288,7 +288,7 @@ class EnvironmentPool:
 
     async def _start_worker(self) -> WorkerProcess:
         worker = WorkerProcess(
-            find_entry(self.env_name).target, self.section, self._handle_worker_death
+            find_entry(self.env_name).import_path, self.section, self._handle_worker_death
         )
         try:
             return await worker.start(self.start_timeout_s)

@@ -76,9 +76,12 @@ class WorkerProcess(asyncio.Protocol):
     """
 
     def __init__(
-        self, target: str, section: dict[str, Any], on_death: Callable[["WorkerProcess", str], None]
+        self,
+        env_import_path: str,
+        section: dict[str, Any],
+        on_death: Callable[["WorkerProcess", str], None],
     ) -> None:
-        self.target = target
+        self.env_import_path = env_import_path
         self.section = section
         self.on_death = on_death
         self.is_alive = False
@@ -109,7 +112,11 @@ class WorkerProcess(asyncio.Protocol):
         hello_future: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._hello_future = hello_future
         parent_socket = self._start_process()
-        start_message = {"target": self.target, "section": self.section, "sys_path": sys.path}
+        start_message = {
+            "target": self.env_import_path,
+            "section": self.section,
+            "sys_path": sys.path,
+        }
         try:
             self._transport, _ = await loop.create_connection(lambda: self, sock=parent_socket)
             self._transport.write(wire.encode(start_message))

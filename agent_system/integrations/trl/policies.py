@@ -63,12 +63,12 @@ class TrainedModelSampler:
         self,
         borrow_model: Callable[[], AbstractContextManager[Any]],
         tokenizer: SamplerTokenizer,
-        end_ids: Iterable[int],
+        end_token_ids: Iterable[int],
         seed: int,
     ) -> None:
         self.tokenizer = tokenizer
         self._borrow_model = borrow_model
-        self._end_token_ids = frozenset(end_ids)
+        self._end_token_ids = frozenset(end_token_ids)
         self._seed = seed
         self._call_numbers = itertools.count()
 
@@ -108,8 +108,12 @@ class TrainedModelSampler:
 class VllmServerSampler:
     """Sampler that calls TRL's client of a vLLM server (``vllm_mode="server"``)."""
 
-    def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:
-        self.client, self.tokenizer, self._end_token_ids = client, tokenizer, frozenset(end_ids)
+    def __init__(self, client: Any, tokenizer: TextTokenizer, end_token_ids: Iterable[int]) -> None:
+        self.client, self.tokenizer, self._end_token_ids = (
+            client,
+            tokenizer,
+            frozenset(end_token_ids),
+        )
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """Sample one turn per prompt, in order."""

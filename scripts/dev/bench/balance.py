@@ -34,7 +34,7 @@ HISTORY_TURNS = 3  # earlier turns that a row of window history shows
 class BalanceCase:
     """Sizes of a step: ranks, trajectories and optimizer steps."""
 
-    ranks: int
+    num_ranks: int
     num_trajectories: int
     optimizer_steps: int
     has_window_history: bool = False  # one row per turn, instead of one row per trajectory
@@ -124,16 +124,18 @@ def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, 
     mini_batches = make_mini_batches(row_sizes.table, seed, num_steps=case.optimizer_steps)
     num_rows = len(row_sizes.sizes)
     # Add empty rows, so that the ranks divide the number of rows. A run adds copies of rows.
-    padded_sizes = [*row_sizes.sizes, *[0] * (-num_rows % case.ranks)]
-    padded_rows_by_rank = get_seqlen_balanced_partitions(padded_sizes, case.ranks, equal_size=True)
+    padded_sizes = [*row_sizes.sizes, *[0] * (-num_rows % case.num_ranks)]
+    padded_rows_by_rank = get_seqlen_balanced_partitions(
+        padded_sizes, case.num_ranks, equal_size=True
+    )
     old_rows_by_rank = [
         [row for row in rank_rows if row < num_rows] for rank_rows in padded_rows_by_rank
     ]
-    new_rows_by_rank = split_mini_batches(mini_batches, row_sizes.sizes, case.ranks)
+    new_rows_by_rank = split_mini_batches(mini_batches, row_sizes.sizes, case.num_ranks)
     return (
         compute_efficiency(mini_batches, old_rows_by_rank, row_sizes.sizes),
         compute_efficiency(mini_batches, new_rows_by_rank, row_sizes.sizes),
-        compute_best_efficiency(mini_batches, row_sizes.sizes, case.ranks),
+        compute_best_efficiency(mini_batches, row_sizes.sizes, case.num_ranks),
     )
 
 
@@ -147,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for case in CASES:
         history = "window" if case.has_window_history else "append"
         old_efficiency, new_efficiency, best_efficiency = measure_efficiency(case, seed)
-        cells = (case.ranks, f"{case.num_trajectories:,}", history, case.optimizer_steps)
+        cells = (case.num_ranks, f"{case.num_trajectories:,}", history, case.optimizer_steps)
         efficiency_cells = (
             f"{value:.3f}" for value in (old_efficiency, new_efficiency, best_efficiency)
         )

@@ -94,13 +94,17 @@ class TrajectoryShape:
 
     turns: int = 10
     prompt: int = 128  # tokens before the first turn
-    sampled: int = 24  # sampled tokens of a turn
-    shown: int = 16  # tokens of an observation
+    sampled_tokens: int = 24  # sampled tokens of a turn
+    observation_tokens: int = 16  # tokens of an observation
 
     @property
     def row_tokens(self) -> int:
         """Tokens of a row, without the last observation; by default 128 + 10 * (24 + 16) - 16."""
-        return self.prompt + self.turns * (self.sampled + self.shown) - self.shown
+        return (
+            self.prompt
+            + self.turns * (self.sampled_tokens + self.observation_tokens)
+            - self.observation_tokens
+        )
 
 
 class CpuClock:
@@ -252,17 +256,17 @@ class DriverCost:
         return sum(self.per_row(part) for part in BLOCKING_PARTS)
 
 
-def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generator) -> Trajectory:
+def make_trajectory(number: int, shape: TrajectoryShape, rng: np.random.Generator) -> Trajectory:
     """Return a simulated trajectory of ``shape`` with random tokens."""
     task = {"task_id": f"task-{number}", "data_source": "invented"}
-    trajectory = Trajectory(RolloutSpec(0, task, "", "", number), reward=float(draw.random() < 0.5))
+    trajectory = Trajectory(RolloutSpec(0, task, "", "", number), reward=float(rng.random() < 0.5))
     ledger = TokenLedger()
-    ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.prompt).tolist(), SegmentKind.PROMPT)
+    ledger.append(rng.integers(VOCABULARY_SIZE, size=shape.prompt).tolist(), SegmentKind.PROMPT)
     for step in range(shape.turns):
         segment = ledger.append(
-            draw.integers(VOCABULARY_SIZE, size=shape.sampled).tolist(),
+            rng.integers(VOCABULARY_SIZE, size=shape.sampled_tokens).tolist(),
             SegmentKind.AGENT,
-            logprobs=(-draw.random(shape.sampled)).tolist(),
+            logprobs=(-rng.random(shape.sampled_tokens)).tolist(),
             turn=step,
             policy_version=1,
             stop_reason=StopReason.STOP,
@@ -282,7 +286,9 @@ def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generat
         turn.action = "take it"
         turn.is_action_valid = True
         trajectory.turns.append(turn)
-        ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.shown).tolist(), SegmentKind.ENV)
+        ledger.append(
+            rng.integers(VOCABULARY_SIZE, size=shape.observation_tokens).tolist(), SegmentKind.ENV
+        )
     trajectory.ledgers.append(ledger)
     return trajectory
 

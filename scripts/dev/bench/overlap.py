@@ -61,14 +61,18 @@ def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[
     ]
 
 
-def format_table(measured: dict[str, list[dict]]) -> str:
+def format_table(step_metrics_by_mode: dict[str, list[dict]]) -> str:
     """Return the Markdown table: seconds of the parts of a step, and updates since its rollout."""
     lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
     for name, keys in STEP_PARTS.items():
-        in_turn_s, overlapping_s = (compute_median_sum(measured[mode], *keys) for mode in MODES)
+        in_turn_s, overlapping_s = (
+            compute_median_sum(step_metrics_by_mode[mode], *keys) for mode in MODES
+        )
         ratio = f"{in_turn_s / overlapping_s:.2f}" if overlapping_s > 0 else ""
         lines.append(f"| {name} | {in_turn_s:.2f} | {overlapping_s:.2f} | {ratio} |")
-    median_staleness = [compute_median_sum(measured[mode], "training/staleness") for mode in MODES]
+    median_staleness = [
+        compute_median_sum(step_metrics_by_mode[mode], "training/staleness") for mode in MODES
+    ]
     lines.append(
         f"| updates since the rollout | {median_staleness[0]:.2f} | {median_staleness[1]:.2f} | |"
     )

@@ -106,7 +106,7 @@ def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
     actor_config = worker.config.actor
     num_shared_tokens = 0
     for rows in plan_mini_batches(data, actor_config, "update_actor", worker.seed, 1):
-        num_shared_tokens += sum(sort_sequences([row_tokens[row] for row in rows]).shared)
+        num_shared_tokens += sum(sort_sequences([row_tokens[row] for row in rows]).shared_lengths)
     return num_tokens / (num_tokens - num_shared_tokens)
 
 

@@ -150,9 +150,9 @@ def read_replies(path: Path) -> dict[tuple[str, int], str]:
     }
 
 
-def format_table(measured: dict[str, list[dict]]) -> str:
+def format_table(step_metrics_by_estimator: dict[str, list[dict]]) -> str:
     """Return the Markdown table: seconds of a training step and of its parts, and token counts."""
-    steps_by_estimator = [measured[estimator] for estimator in ESTIMATORS]
+    steps_by_estimator = [step_metrics_by_estimator[estimator] for estimator in ESTIMATORS]
     lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
 
     def add_line(name: str, values: Iterable[float], digits: int = 2) -> None:

@@ -50,8 +50,12 @@ DRIVER_LINK_GB_PER_S = 25.0  # a network link of 200 Gb/s
 DEVICE_LINK_GB_PER_S = 50.0  # a network link of 400 Gb/s for each device
 OPTIMIZER_STEPS = 4  # optimizer steps of a training step
 # The driver's cost is measured for a short and a long row, and for few and many ranks.
-SHORT_TRAJECTORY = driver.TrajectoryShape(turns=10, prompt=400, sampled=60, shown=60)
-LONG_TRAJECTORY = driver.TrajectoryShape(turns=40, prompt=400, sampled=60, shown=60)
+SHORT_TRAJECTORY = driver.TrajectoryShape(
+    turns=10, prompt=400, sampled_tokens=60, observation_tokens=60
+)
+LONG_TRAJECTORY = driver.TrajectoryShape(
+    turns=40, prompt=400, sampled_tokens=60, observation_tokens=60
+)
 MANY_RANKS = 128  # compared with ``driver.RANKS`` to measure the cost per rank
 
 

@@ -136,11 +136,11 @@ def build_overrides(run_dir: Path) -> list[str]:
     ]
 
 
-def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
-    """Draw a kill at a random moment, by the durations of start-up and steps of ``reference``."""
+def draw_kill(number: int, reference_dir: Path, draw: random.Random) -> Kill:
+    """Draw a kill at a random moment, by the durations in the reference run."""
     is_early = draw.random() < EARLY_SHARE
-    ready_match = READY_LINE.search(reference.with_suffix(".txt").read_text())
-    step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))
+    ready_match = READY_LINE.search(reference_dir.with_suffix(".txt").read_text())
+    step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference_dir))
     max_delay_s = float(ready_match[1]) if is_early and ready_match else step_s
     after_s = round(draw.uniform(0.0, max_delay_s), 2)
     num_new_steps = 0 if is_early else draw.randrange(MAX_FURTHER_STEPS)
@@ -219,9 +219,9 @@ def _is_complete(run_dir: Path) -> bool:
     return (run_dir / "checkpoints" / f"global_step_{NUM_STEPS}").is_dir()
 
 
-def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
-    """Yield the differences of the finished run in ``run_dir`` from ``reference``."""
-    reference_records, records = _read_records(reference), _read_records(run_dir)
+def find_differences(reference_dir: Path, run_dir: Path) -> Iterator[str]:
+    """Yield the differences of the run in ``run_dir`` from that in ``reference_dir``."""
+    reference_records, records = _read_records(reference_dir), _read_records(run_dir)
     if [record["step"] for record in records] != [record["step"] for record in reference_records]:
         yield f"steps {[record['step'] for record in records]}"
         return
@@ -232,7 +232,7 @@ def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
             yield f"step {record['step']} differs in {', '.join(sorted(changed_metric_names))}"
     reference_contents, run_contents = (
         read_checkpoint_contents(folder / f"checkpoints/global_step_{NUM_STEPS}")
-        for folder in (reference, run_dir)
+        for folder in (reference_dir, run_dir)
     )
     changed_file_names = sorted(
         name

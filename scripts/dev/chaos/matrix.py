@@ -163,12 +163,12 @@ def find_process(part: str, job: Job) -> psutil.Process:
     raise LookupError(f"the job has no process of the part {part!r}")
 
 
-def compute_verdict(ended: JobAfterFault) -> str:
+def compute_verdict(job_after_fault: JobAfterFault) -> str:
     """Return the verdict about a job after its fault, as ``CellResult`` describes it."""
-    problems = list(_find_problems(ended))
+    problems = list(_find_problems(job_after_fault))
     if problems:
         return f"{WRONG}: {'; '.join(problems)}"
-    return "ends" if ended.status else "continues"
+    return "ends" if job_after_fault.status else "continues"
 
 
 def _find_problems(job_after_fault: JobAfterFault) -> Iterator[str]:
@@ -225,10 +225,10 @@ def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
     return valid_steps, invalid_steps
 
 
-def find_error_line(ended: JobAfterFault) -> str:
+def find_error_line(job_after_fault: JobAfterFault) -> str:
     """Return the last log line that reports a failure of the part with the fault, or ""."""
-    part_name_pattern = re.compile(NAME_PATTERNS[ended.cell.part])
-    for line in reversed(ended.log_text.splitlines()):
+    part_name_pattern = re.compile(NAME_PATTERNS[job_after_fault.cell.part])
+    for line in reversed(job_after_fault.log_text.splitlines()):
         if part_name_pattern.search(line) and FAILURE_WORDS.search(line):
             return line.strip()
     return ""

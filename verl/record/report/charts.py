@@ -103,7 +103,7 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
 PADDING_SHARE = 0.04  # margin on both sides of the points, as a share of their range
 # Position on the x axis, as a share of its length, after which labels are drawn left of points.
 LABEL_LEFT_FROM = 0.88
-POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")  # fields of Series
+POINT_COLUMNS = ("xs", "ys", "low", "high", "x_low", "x_high", "labels")  # fields of Series
 
 
 @dataclass
@@ -111,8 +111,8 @@ class Series:
     """One curve of a chart: values ``ys`` over ``xs`` (training steps, or another metric).
 
     ``color`` is a colour name of the style sheet. ``low`` and ``high`` bound an interval around
-    each value of ``ys``, drawn as an error bar or, with ``band``, as a shaded area. ``left`` and
-    ``right`` bound an interval around each value of ``xs``. ``labels`` are drawn next to the
+    each value of ``ys``, drawn as an error bar or, with ``band``, as a shaded area. ``x_low`` and
+    ``x_high`` bound an interval around each value of ``xs``. ``labels`` are drawn next to the
     points. A click on a point opens the trajectories of its step, of the kind ``trajectory_kind``.
     """
 
@@ -127,8 +127,8 @@ class Series:
     labels: list[str] | None = None
     trajectory_kind: str = "train"
     band: bool = False
-    left: list[float] | None = None
-    right: list[float] | None = None
+    x_low: list[float] | None = None
+    x_high: list[float] | None = None
 
     def limit_points(self) -> "Series":
         """Return a series with every n-th point and the last one, about ``MAX_POINTS`` at most."""
@@ -264,7 +264,7 @@ def _make_scales(
     x_values: list[float] = []
     for layer in layers:
         y_values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
-        x_values += [*layer.xs, *(layer.left or []), *(layer.right or [])]
+        x_values += [*layer.xs, *(layer.x_low or []), *(layer.x_high or [])]
     y_values = y_values or [0.0, 1.0]
     x_values = x_values or [0, 1]
     y_low = min(y_values) if chart.y_range[0] is None else chart.y_range[0]
@@ -362,7 +362,7 @@ def _whisker_paths(series: Series, x: Scale, y: Scale) -> Iterator[str]:
     for step, low, high in zip(series.xs, series.low or (), series.high or (), strict=False):
         point_x, low_y, high_y = x(step), y(low), y(high)
         yield f"M{point_x} {low_y}V{high_y}M{point_x - 4} {low_y}h8M{point_x - 4} {high_y}h8"
-    for value, left, right in zip(series.ys, series.left or (), series.right or (), strict=False):
+    for value, left, right in zip(series.ys, series.x_low or (), series.x_high or (), strict=False):
         point_y, left_x, right_x = y(value), x(left), x(right)
         yield f"M{left_x} {point_y}H{right_x}M{left_x} {point_y - 4}v8M{right_x} {point_y - 4}v8"
 

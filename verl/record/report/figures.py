@@ -112,8 +112,8 @@ def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]
         x_low = values.get(f"{metric_prefix}/{scatter.x}_low")
         x_high = values.get(f"{metric_prefix}/{scatter.x}_high")
         if x_low is not None and x_high is not None:
-            point.left = [x_low]
-            point.right = [x_high]
+            point.x_low = [x_low]
+            point.x_high = [x_high]
     return point
 
 

@@ -42,7 +42,7 @@ TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]
 ReturnsByAlternative = Mapping[int, Sequence[float]]
 MEAN_RETURN_HINT = "mean return of the trajectories that continued from this turn with it"
 MEAN_RETURN_COLUMN = NumberColumn(
-    "mean_return", "executed return", "{:.2f}", MEAN_RETURN_HINT, best=True
+    "mean_return", "executed return", "{:.2f}", MEAN_RETURN_HINT, highlights_largest=True
 )
 
 
@@ -277,7 +277,7 @@ def build_trajectory_index(chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
 
 def list_turn_views() -> list[TurnView]:
     """Return the views: labels, warnings and tables that methods and environments add to turns."""
-    step_views = [contribution.steps for contribution in load_contributions()]
+    step_views = [contribution.turn_view for contribution in load_contributions()]
     return [view for view in step_views if view is not None]
 
 
@@ -293,7 +293,7 @@ def collect_turn_view_fields(
     alternatives to a part of the turn, which the record has under one key. ``outcomes`` maps this
     key to the returns of trajectories that were continued with each alternative.
     """
-    badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
+    badges = [step[view.badge_key] for view in views if view.badge_key and step.get(view.badge_key)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
     tables = [
@@ -308,7 +308,7 @@ def collect_turn_view_fields(
 def _build_alternatives_table(
     step: Mapping[str, Any], view: AlternativesView, returns_by_alternative: ReturnsByAlternative
 ) -> dict[str, Any]:
-    alternatives = sorted(step[view.key], key=lambda alternative: alternative[view.badge])
+    alternatives = sorted(step[view.key], key=lambda alternative: alternative[view.badge_key])
     titles_and_hints = [(column.title, column.hint) for column in view.columns]
     columns = [_format_column(alternatives, column) for column in view.columns]
     if returns_by_alternative:
@@ -318,14 +318,14 @@ def _build_alternatives_table(
         )
         mean_return_entries = []
         for alternative in alternatives:
-            returns = returns_by_alternative.get(alternative[view.badge])
+            returns = returns_by_alternative.get(alternative[view.badge_key])
             mean_return_entries.append({MEAN_RETURN_COLUMN.key: fmean(returns)} if returns else {})
         columns.append(_format_column(mean_return_entries, MEAN_RETURN_COLUMN))
     lines = [
         {
-            "number": alternative[view.badge],
+            "number": alternative[view.badge_key],
             "text": alternative[view.text],
-            "chosen": bool(alternative[view.chosen]),
+            "chosen": bool(alternative[view.chosen_key]),
             "cells": [column[index] for column in columns],
         }
         for index, alternative in enumerate(alternatives)
@@ -333,7 +333,7 @@ def _build_alternatives_table(
     note_key, note_template = view.note
     note = note_template.format(step[note_key]) if step.get(note_key) is not None else ""
     return {
-        "heads": [view.badge, view.text, *(title for title, _ in titles_and_hints)],
+        "heads": [view.badge_key, view.text, *(title for title, _ in titles_and_hints)],
         "hints": ["", "", *(hint for _, hint in titles_and_hints)],
         "lines": lines,
         "note": note,
@@ -350,7 +350,9 @@ def _format_column(
     """
     values = [entry.get(column.key) for entry in entries]
     present_values = [value for value in values if value is not None]
-    best_value = max(present_values) if column.best and len(set(present_values)) > 1 else None
+    best_value = (
+        max(present_values) if column.highlights_largest and len(set(present_values)) > 1 else None
+    )
     cells = []
     for value in values:
         text = "" if value is None else column.number_format.format(value)

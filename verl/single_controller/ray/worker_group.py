@@ -175,7 +175,7 @@ class RayWorkerGroup(WorkerGroup):
             actor_options = {"scheduling_strategy": strategy, **resources}
             self._actors.append(actor_cls.options(**actor_options).remote())
         refs = [actor.describe_location.remote() for actor in self._actors]
-        self.placement = gather_results(
+        self.rank_locations = gather_results(
             refs, timeout_s, self._make_labels(f"start with {resources}")
         )
         address, port = ray_get(
@@ -185,7 +185,7 @@ class RayWorkerGroup(WorkerGroup):
         )
         environments = [
             {**spec.env_vars, **rank_environment}
-            for rank_environment in make_rank_environments(self.placement, address, port)
+            for rank_environment in make_rank_environments(self.rank_locations, address, port)
         ]
         refs = [
             actor.set_environment.remote(rank_environment, sys.path)
@@ -231,26 +231,26 @@ def _unwrap_class(cls: object) -> type:
 
 
 def make_rank_environments(
-    placement: list[dict[str, Any]], address: str, port: int
+    rank_locations: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
     """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``.
 
-    ``placement`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port`` are
-    those of the rendezvous socket. Ranks on several nodes let Gloo use the interface of the node's
-    address. By default Gloo would use the address of the host name. On many systems that is a
-    loopback address.
+    ``rank_locations`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port``
+    are those of the rendezvous socket. Ranks on several nodes let Gloo use the interface of the
+    node's address. By default Gloo would use the address of the host name. On many systems that is
+    a loopback address.
     """
-    num_ranks_by_node = Counter(location["node_id"] for location in placement)
+    num_ranks_by_node = Counter(location["node_id"] for location in rank_locations)
     local_ranks_by_node: Counter = Counter()
     loopback_environment = make_loopback_environment(address)
     environments = []
-    for rank, location in enumerate(placement):
+    for rank, location in enumerate(rank_locations):
         interface = location["interface"]
         interface_environment = {GLOO_INTERFACE: interface} if interface else {}
         environments.append(
             {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(len(placement)),
+                "WORLD_SIZE": str(len(rank_locations)),
                 "LOCAL_RANK": str(local_ranks_by_node[location["node_id"]]),
                 "LOCAL_WORLD_SIZE": str(num_ranks_by_node[location["node_id"]]),
                 "MASTER_ADDR": address,

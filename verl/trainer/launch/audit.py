@@ -124,7 +124,7 @@ def run_audit_preflight_checks(
         f"{options_text} x {rlvcr_settings.audit_plays} trajectories = {max_trajectories:,} at most"
     )
     return PreflightResult(
-        preflight_result.problems, {**preflight_result.facts, "audit": audit_text}
+        preflight_result.problems, {**preflight_result.facts, "audit_text": audit_text}
     )
 
 

@@ -103,17 +103,19 @@ def read_external_scores(path: str) -> ExternalScores:
 
 
 def refuse_ambiguous_scores(
-    scores: ExternalScores, recorded: Sequence[RecordedTrajectory], group_size: int
+    scores: ExternalScores, recorded_trajectories: Sequence[RecordedTrajectory], group_size: int
 ) -> None:
     """Raise ``UserError`` if a score names a turn by a task and seed of several trajectories."""
     recorded_counts = Counter(
-        (trajectory.task["task_id"], trajectory.seed) for trajectory in recorded
+        (trajectory.task["task_id"], trajectory.seed) for trajectory in recorded_trajectories
     )
     for score_key in scores:
         if len(score_key) == 2:
             continue  # the key is (traj_uid, turn)
         task_id, seed, step = score_key
-        num_trajectories = recorded_counts[str(task_id), int(seed or 0)] if recorded else group_size
+        num_trajectories = (
+            recorded_counts[str(task_id), int(seed or 0)] if recorded_trajectories else group_size
+        )
         if num_trajectories > 1:
             raise UserError(
                 f"{SCORES_KEY}: task_id={task_id!r}, seed={seed}, step={step}: {num_trajectories} "

@@ -96,24 +96,24 @@ def find_adapter_mismatch_problems(
     section: str,
     model: TrainedModelConfig | SFTModelConfig,
     meta_model: "PreTrainedModel",
-    start: AdapterSettings,
+    start_adapter: AdapterSettings,
     source: str,
 ) -> Iterator[Problem]:
     """Yield problems of LoRA keys that contradict the adapter from which training starts.
 
-    The keys are those of ``model`` in the config section ``section``. ``start`` has rank, alpha and
-    modules of the adapter. ``source`` is the key or checkpoint that names it.
+    The keys are those of ``model`` in the config section ``section``. ``start_adapter`` has rank,
+    alpha and modules of the adapter. ``source`` is the key or checkpoint that names it.
     """
     why = f"the adapter of {source} has another value"
     new_run_fix = "" if source == START_KEY else ", or start a run with another experiment_name"
-    for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
+    for key, value in {"lora_rank": start_adapter.rank, "lora_alpha": start_adapter.alpha}.items():
         if getattr(model, key) != value:
             path = f"{section}.{key}"
             fix = f"{path}={value}{new_run_fix}"
             message = f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
             yield Problem(message, "conflicting_keys")
     configured_modules = find_target_module_names(meta_model, model.target_modules)
-    adapter_modules = set(start.modules)
+    adapter_modules = set(start_adapter.modules)
     if configured_modules != adapter_modules:
         path = f"{section}.target_modules"
         mismatch_text = (
@@ -121,9 +121,9 @@ def find_adapter_mismatch_problems(
             if min(configured_modules ^ adapter_modules) in adapter_modules
             else "not the adapter"
         )
-        module_names = start.target_modules
+        module_names = start_adapter.target_modules
         if find_target_module_names(meta_model, module_names) != adapter_modules:
-            module_names = list(start.modules)
+            module_names = list(start_adapter.modules)
         yield Problem(
             f"{path}={model.target_modules!r}: {mismatch_text} of {source} has "
             f"{min(configured_modules ^ adapter_modules)}; allowed: the {len(adapter_modules)} "

@@ -92,11 +92,11 @@ def find_override_config_problems(
 
 
 def find_tokenizer_problems(
-    setting: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
+    setting: str, tokenizer: Any, directory: str | Path, vocab_size: int | None
 ) -> Iterator[Problem]:
     """Yield a problem if ``directory`` has no tokenizer files, or if an id is too large.
 
-    Ids must be below ``vocabulary``, the number of embeddings. None skips this check.
+    Ids must be below ``vocab_size``, the number of embeddings. None skips this check.
     """
     # Without files transformers creates an empty tokenizer for many classes, without an error.
     tokenizer_file_names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
@@ -106,10 +106,10 @@ def find_tokenizer_problems(
         yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
     max_id = max(tokenizer.get_vocab().values(), default=-1)
-    if vocabulary is not None and max_id >= vocabulary:
+    if vocab_size is not None and max_id >= vocab_size:
         yield Problem(
             f"{setting}: its tokenizer has ids up to {max_id}, but the model has embeddings only "
-            f"for ids below {vocabulary}; allowed: a tokenizer within the model's vocabulary; fix: "
+            f"for ids below {vocab_size}; allowed: a tokenizer within the model's vocabulary; fix: "
             "use the tokenizer of this model, or call resize_token_embeddings and save both",
             "conflicting_keys",
         )

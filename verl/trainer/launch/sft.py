@@ -114,7 +114,7 @@ def run_sft(cfg: SFTConfig) -> Path:
                 run_dir=run.path,
                 checkpoints=run.checkpoints,
                 log_file=run.logs / "sft.log",
-                source=initial_policy_directory,
+                initial_policy_directory=initial_policy_directory,
                 tokenizer=str(tokenizer_path),
                 rows=rows,
                 batches=batches,

@@ -55,7 +55,7 @@ class SFTJob:
     run_dir: Path
     checkpoints: Path
     log_file: Path
-    source: Path
+    initial_policy_directory: Path
     tokenizer: str
     rows: list[SFTRow]
     batches: list[list[int]]
@@ -118,7 +118,7 @@ def train_and_save(job: SFTJob) -> None:
     """Run this rank's part of the training. Rank 0 writes the directory ``model.save_path``."""
     cfg, trainer = job.cfg, job.cfg.trainer
     row_lengths = [len(row) for row in job.rows]
-    language_model = _load_start_policy(cfg.model, job.source)
+    language_model = _load_start_policy(cfg.model, job.initial_policy_directory)
     schedule_steps = max(0, cfg.optim.total_training_steps) or len(job.batches)
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied_parameters = tied_names(language_model)
@@ -166,7 +166,11 @@ def train_and_save(job: SFTJob) -> None:
         if adapter_scales:
             adapter_directory = directory / ADAPTER_FOLDER
             save_adapters(
-                language_model, full_weights, LM_PREFIX, adapter_directory, source=job.source
+                language_model,
+                full_weights,
+                LM_PREFIX,
+                adapter_directory,
+                source=job.initial_policy_directory,
             )
 
 
@@ -215,7 +219,7 @@ class SFTProgress:
         self.metrics_interval = max(1, total_steps // MAX_METRIC_LINES)
         self.progress: Progress | None = None
         if "console" in trainer.logger:
-            self.progress = Progress("imitating", total_steps, "steps", first=first_step)
+            self.progress = Progress("imitating", total_steps, "steps", num_done_before=first_step)
 
     def on_step(self, record: OptimizerStepResult) -> None:
         """Show the step; write its metrics at about ``MAX_METRIC_LINES`` steps."""

@@ -73,13 +73,13 @@ class CombinedRewards:
     """
 
     rule_rewards: RewardFunction
-    group: RayWorkerGroup
+    reward_group: RayWorkerGroup
     config: RewardModelConfig
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         """Return ``token_level_scores`` [B, R]: rule-based rewards plus weighted model scores."""
         scores = self.config.rule_weight * self.rule_rewards(data)
-        scored_rows = self.group.compute_rm_score(data.select([], [MESSAGES], []))
+        scored_rows = self.reward_group.compute_rm_score(data.select([], [MESSAGES], []))
         trajectory_scores = broadcast_trajectory_scores(
             scored_rows.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"]
         )
@@ -99,21 +99,19 @@ class CombinedRewards:
         return object_array([[weight * reward for reward in row] for row in rewards])
 
 
-def broadcast_trajectory_scores(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
+def broadcast_trajectory_scores(scores: torch.Tensor, trajectory_ids: np.ndarray) -> torch.Tensor:
     """Return scores [B] in which all rows of a trajectory have its score.
 
     In the argument ``scores`` [B] one row of each trajectory has a number, and its other rows NaN.
     Raises ``ValueError`` if a trajectory has no finite score, which must not count as 0.
     """
-    trajectory_ids = trajectories.astype(str).tolist()
-    id_score_pairs = zip(trajectory_ids, scores.tolist(), strict=True)
+    id_of_row = trajectory_ids.astype(str).tolist()
+    id_score_pairs = zip(id_of_row, scores.tolist(), strict=True)
     score_by_trajectory = {
         trajectory_id: score for trajectory_id, score in id_score_pairs if np.isfinite(score)
     }
     unscored_trajectories = [
-        trajectory_id
-        for trajectory_id in trajectory_ids
-        if trajectory_id not in score_by_trajectory
+        trajectory_id for trajectory_id in id_of_row if trajectory_id not in score_by_trajectory
     ]
     if unscored_trajectories:
         raise ValueError(
@@ -121,7 +119,7 @@ def broadcast_trajectory_scores(scores: torch.Tensor, trajectories: np.ndarray) 
             "finite number for every trajectory; fix: set another reward_model.model.path, or "
             "reward_model.dtype=float32"
         )
-    return torch.tensor([score_by_trajectory[trajectory_id] for trajectory_id in trajectory_ids])
+    return torch.tensor([score_by_trajectory[trajectory_id] for trajectory_id in id_of_row])
 
 
 def uses_greedy_baseline(config: PPOConfig) -> bool:

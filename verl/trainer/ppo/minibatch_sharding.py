@@ -46,7 +46,7 @@ SENT_DTYPES = {
 
 
 def select_columns(
-    data: DataProto, tensor_names: Iterable[str] | None, non_tensors: Iterable[str]
+    data: DataProto, tensor_names: Iterable[str] | None, non_tensor_names: Iterable[str]
 ) -> DataProto:
     """Return ``data`` with only the named columns. Names that ``data`` lacks are ignored.
 
@@ -55,7 +55,9 @@ def select_columns(
     tensor_names = (
         None if tensor_names is None else [key for key in tensor_names if key in data.tensor_keys()]
     )
-    return data.select(tensor_names, [key for key in non_tensors if key in data.non_tensor_batch])
+    return data.select(
+        tensor_names, [key for key in non_tensor_names if key in data.non_tensor_batch]
+    )
 
 
 def call_with_balanced_rows(
@@ -170,7 +172,7 @@ def split_mini_batches(
     mini_batches: Sequence[Sequence[int]],
     row_tokens: Sequence[int],
     num_ranks: int,
-    ids: Sequence[np.ndarray] = (),
+    token_ids_by_row: Sequence[np.ndarray] = (),
     prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
     """Return the row indices of each rank, from the row indices of each mini-batch.
@@ -183,7 +185,7 @@ def split_mini_batches(
         rank_positions = split_rows(
             [row_tokens[row] for row in mini_batch],
             num_ranks,
-            [ids[row] for row in mini_batch] if ids else (),
+            [token_ids_by_row[row] for row in mini_batch] if token_ids_by_row else (),
             prefix_tree,
         )
         for rank_rows, positions in zip(rows_per_rank, rank_positions, strict=True):
@@ -194,22 +196,26 @@ def split_mini_batches(
 def split_rows(
     row_tokens: Sequence[int],
     num_ranks: int,
-    ids: Sequence[np.ndarray] = (),
+    token_ids_by_row: Sequence[np.ndarray] = (),
     prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
     """Return the row indices of each rank, with about equal numbers of tokens to compute.
 
-    ``row_tokens`` [B] are the tokens to compute for each row, 0 if the pass skips the row. ``ids``
-    are the token ids of the rows. ``prefix_tree`` states whether ranks merge rows that share a
-    prefix (``auto``: if that saves enough tokens). Then rows are sorted by their ids, a rank gets
-    consecutive rows, and shared tokens count once.
+    ``row_tokens`` [B] are the tokens to compute for each row, 0 if the pass skips the row.
+    ``token_ids_by_row`` are the token ids of the rows. ``prefix_tree`` states whether ranks merge
+    rows that share a prefix (``auto``: if that saves enough tokens). Then rows are sorted by their
+    ids, a rank gets consecutive rows, and shared tokens count once.
     """
-    computed_rows = [row for row, num_tokens in enumerate(row_tokens) if num_tokens and ids]
-    sorted_rows = sort_sequences([ids[row] for row in computed_rows])
-    if not should_merge_rows(sorted_rows, sum(len(ids[row]) for row in computed_rows), prefix_tree):
+    computed_rows = [
+        row for row, num_tokens in enumerate(row_tokens) if num_tokens and token_ids_by_row
+    ]
+    sorted_rows = sort_sequences([token_ids_by_row[row] for row in computed_rows])
+    if not should_merge_rows(
+        sorted_rows, sum(len(token_ids_by_row[row]) for row in computed_rows), prefix_tree
+    ):
         return partition_rows(row_tokens, num_ranks)
     rows_per_rank = [[] for _ in range(num_ranks)]
-    total_tokens = sum(row_tokens) - sum(sorted_rows.shared)
+    total_tokens = sum(row_tokens) - sum(sorted_rows.shared_lengths)
     num_assigned_tokens = 0
     for sorted_index, num_shared_tokens in zip(*sorted_rows, strict=True):
         row = computed_rows[sorted_index]

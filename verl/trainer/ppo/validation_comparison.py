@@ -118,36 +118,39 @@ def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str
 
 
 def compute_paired_difference(
-    outcome: ValidationOutcome, other: ValidationOutcome, prefix: str
+    outcome: ValidationOutcome, other_outcome: ValidationOutcome, prefix: str
 ) -> dict[str, float]:
-    """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other``.
+    """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other_outcome``.
 
-    ``tokens_per_step_change`` is the relative difference (-0.1 is 10% less than ``other``). All
-    have 95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
+    ``tokens_per_step_change`` is the relative difference (-0.1 is 10% less than ``other_outcome``).
+    All have 95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
     difficulty that they share does not widen the intervals.
 
     A task is excluded if all of its trajectories failed in one of the outcomes. Then the metric
     ``tasks`` is the number of compared tasks. Token metrics are omitted if one outcome has no
     tokens. Raises ``ValueError`` if the outcomes have different tasks.
     """
-    if outcome.tasks != other.tasks:
+    if outcome.tasks != other_outcome.tasks:
         raise ValueError(
             f"a difference per task needs the same tasks in both runs; the runs have "
-            f"{len(outcome.tasks)} and {len(other.tasks)} tasks, of which "
-            f"{len({*outcome.tasks} & {*other.tasks})} are common"
+            f"{len(outcome.tasks)} and {len(other_outcome.tasks)} tasks, of which "
+            f"{len({*outcome.tasks} & {*other_outcome.tasks})} are common"
         )
-    graded_in_both = outcome.is_graded & other.is_graded
+    graded_in_both = outcome.is_graded & other_outcome.is_graded
     metrics: dict[str, float] = (
         {} if graded_in_both.all() else {"tasks": float(graded_in_both.sum())}
     )
     if graded_in_both.any():
-        success_differences = (outcome.success_rates - other.success_rates)[graded_in_both]
+        success_differences = (outcome.success_rates - other_outcome.success_rates)[graded_in_both]
         interval_bounds = bootstrap_interval(success_differences)
         metrics |= make_interval_metrics(
             "success_difference", success_differences.mean(), *interval_bounds
         )
-    if outcome.turn_tokens[graded_in_both].sum() and other.turn_tokens[graded_in_both].sum():
-        metrics |= _compute_token_differences(outcome, other, graded_in_both)
+    if (
+        outcome.turn_tokens[graded_in_both].sum()
+        and other_outcome.turn_tokens[graded_in_both].sum()
+    ):
+        metrics |= _compute_token_differences(outcome, other_outcome, graded_in_both)
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
@@ -173,11 +176,16 @@ def compute_differences(
 
 
 def _compute_token_differences(
-    outcome: ValidationOutcome, other: ValidationOutcome, task_mask: np.ndarray
+    outcome: ValidationOutcome, other_outcome: ValidationOutcome, task_mask: np.ndarray
 ) -> dict[str, float]:
     task_columns = [
         column[task_mask]
-        for column in (outcome.turn_tokens, outcome.turns, other.turn_tokens, other.turns)
+        for column in (
+            outcome.turn_tokens,
+            outcome.turns,
+            other_outcome.turn_tokens,
+            other_outcome.turns,
+        )
     ]
     resampled_tokens, resampled_turns, other_resampled_tokens, other_resampled_turns = (
         compute_resampled_means(task_columns)

@@ -231,13 +231,13 @@ class SFTTrainer:
         return compute_mean_losses(loss_sums, "val")
 
 
-def compute_mean_losses(sums: LossSumsByName, prefix: str) -> dict[str, float]:
+def compute_mean_losses(loss_sums: LossSumsByName, prefix: str) -> dict[str, float]:
     """Return ``<prefix>/loss`` and ``<prefix>/agent_loss``, means over the tokens of all ranks.
 
-    ``sums`` are the summed losses and weights of this rank, by name. All ranks must call the
+    ``loss_sums`` are the summed losses and weights of this rank, by name. All ranks must call the
     function. ``agent_loss`` is omitted if there are no tokens of the agent.
     """
-    rank_sums = [sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
+    rank_sums = [loss_sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
     loss_sum, weight_sum, agent_loss_sum, num_agent_tokens = sum_over_ranks(rank_sums)
     mean_losses = {f"{prefix}/loss": loss_sum / weight_sum}
     if num_agent_tokens:

@@ -186,17 +186,17 @@ class StopConditionFactory:
         )
         return self._conditions_of_strings[stop]
 
-    def completes_stop_string(self, stop_plan: StopConditions, token_ids: list[int]) -> bool:
-        """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
-        if not stop_plan.stop_strings:
+    def completes_stop_string(self, stop_conditions: StopConditions, token_ids: list[int]) -> bool:
+        """Return True if the last of ``token_ids`` completes one of the stop strings."""
+        if not stop_conditions.stop_strings:
             return False
         # A token has at least one byte. So a stop string of N bytes is within the last N tokens.
         # One more token is needed, because decoding may drop a space at the start.
-        num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.stop_strings) + 1
+        num_tokens = max(len(text.encode("utf-8")) for text in stop_conditions.stop_strings) + 1
         decoded_tail = self._tokenizer.decode(
             token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return any(text in decoded_tail for text in stop_plan.stop_strings)
+        return any(text in decoded_tail for text in stop_conditions.stop_strings)
 
 
 def derive_counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:

@@ -92,19 +92,19 @@ def read_adapter_slot(
     manager: "LoRAModelManager",
     adapter_id: int,
     adapter: Mapping[str, torch.Tensor],
-    modules: Mapping[str, str],
+    module_of_tensor: Mapping[str, str],
 ) -> dict[str, torch.Tensor]:
     """Return the LoRA tensors that vLLM's layers apply for the adapter ``adapter_id``, by name.
 
-    They are cut to the sizes of ``adapter``. ``modules`` maps tensor names to the module names of
-    vLLM. The result lacks tensors of modules that vLLM does not adapt, and of fused modules whose
-    parts in vLLM differ from its own table of fused modules.
+    They are cut to the sizes of ``adapter``. ``module_of_tensor`` maps tensor names to the module
+    names of vLLM. The result lacks tensors of modules that vLLM does not adapt, and of fused
+    modules whose parts in vLLM differ from its own table of fused modules.
     """
     slot = manager.lora_index_to_id.index(adapter_id)
     held_tensors: dict[str, torch.Tensor] = {}
     for layer_name, layer in manager.modules.items():
         part_names = manager.packed_modules.get(layer_name, [layer_name])
-        for name in (name for name, module in modules.items() if module in part_names):
+        for name in (name for name, module in module_of_tensor.items() if module in part_names):
             is_lora_a = ".lora_A." in name
             stacked_matrices: Any = layer.lora_a_stacked if is_lora_a else layer.lora_b_stacked
             matrices_of_parts = (
@@ -113,7 +113,7 @@ def read_adapter_slot(
                 else stacked_matrices
             )
             if len(matrices_of_parts) == len(part_names):
-                matrix = matrices_of_parts[part_names.index(modules[name])][slot, 0]
+                matrix = matrices_of_parts[part_names.index(module_of_tensor[name])][slot, 0]
             elif len(part_names) == 1:  # fused module: A is the same in all slices, B is split
                 matrix = (
                     matrices_of_parts[0][slot, 0]

@@ -131,9 +131,9 @@ class GeneratedGames:
         with atomic_write(folder / "index.json") as file:
             json.dump({"games": index_entries}, file)
 
-    def read_game(self, number: int) -> dict[str, Any]:
-        """Return game ``number``. Raises ``DamagedGameError`` if it does not match its hash."""
-        entry = self.read_index()[number]
+    def read_game(self, game_index: int) -> dict[str, Any]:
+        """Return game ``game_index``. Raises ``DamagedGameError`` if it does not match its hash."""
+        entry = self.read_index()[game_index]
         with open(self.split_folder / "games.jsonl", "rb") as file:
             file.seek(entry["start"])
             line = file.read(entry["length"])
@@ -142,7 +142,7 @@ class GeneratedGames:
             if games.compute_content_hash(game) == entry["hash"]:
                 return game
         raise DamagedGameError(
-            f"game {number} of {self.split_folder} does not match its hash; fix: delete the "
+            f"game {game_index} of {self.split_folder} does not match its hash; fix: delete the "
             "folder, and the next run generates it again"
         )
 

@@ -138,14 +138,14 @@ class ExtractedAnswer:
 
     ``candidate_texts`` are the readings, usually from long to short: ``is 6``, ``6``. The answer is
     right if one of them is right. ``has_answer_mark`` is True if the answer was in a mark
-    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further readings that begin with the last
-    number of a sentence: ``6 apples`` in ``so there are 6 apples``. They are compared only with a
-    ground truth that is a number.
+    (``<answer>``, ``\\boxed``, ``####``). ``number_texts`` are further readings that begin with the
+    last number of a sentence: ``6 apples`` in ``so there are 6 apples``. They are compared only
+    with a ground truth that is a number.
     """
 
     candidate_texts: tuple[str, ...]
     has_answer_mark: bool = False
-    numbers: tuple[str, ...] = ()
+    number_texts: tuple[str, ...] = ()
 
 
 def extract_answer(text: str) -> ExtractedAnswer | None:
@@ -207,7 +207,7 @@ def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) ->
         return ExtractedAnswer((mark_content,), has_answer_mark=True)
     candidate_texts = dict.fromkeys((mark_content, *inner_answer.candidate_texts))
     return ExtractedAnswer(
-        tuple(candidate_texts), has_answer_mark=True, numbers=inner_answer.numbers
+        tuple(candidate_texts), has_answer_mark=True, number_texts=inner_answer.number_texts
     )
 
 
@@ -332,7 +332,7 @@ def _extract_from_last_sentence(text: str) -> ExtractedAnswer | None:
             candidate_texts += [next(filter(None, match.groups())) for match in formulas[-1:]]
             number_texts += _list_last_number_texts(sentence)
     return ExtractedAnswer(
-        tuple(dict.fromkeys(candidate_texts)), numbers=tuple(dict.fromkeys(number_texts))
+        tuple(dict.fromkeys(candidate_texts)), number_texts=tuple(dict.fromkeys(number_texts))
     )
 
 

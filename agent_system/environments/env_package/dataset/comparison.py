@@ -107,7 +107,7 @@ def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
         return normalize_words(truth_text) in map(str.casefold, answer_verdicts)
     truth_number = _read_truth_number(truth_text)
     if truth_number is not None:
-        number_texts = [*answer_texts, *map(normalize_answer, answer.numbers)]
+        number_texts = [*answer_texts, *map(normalize_answer, answer.number_texts)]
         return any(_is_equal_number(answer_text, truth_number) for answer_text in number_texts)
     if _is_formula(truth_text):
         return any(
@@ -129,7 +129,7 @@ def canonicalize_answer(text: str) -> str | None:
     answer = extract_answer(text)
     if answer is None or len(answer.candidate_texts[-1]) > EXTRA_CHARACTERS:
         return None
-    for candidate_text in (*answer.candidate_texts, *reversed(answer.numbers)):
+    for candidate_text in (*answer.candidate_texts, *reversed(answer.number_texts)):
         number = read_number(normalize_answer(candidate_text))
         if number is not None:
             return f"{number.value} {number.unit}".strip()

@@ -132,19 +132,19 @@ def read_number(text: str) -> WrittenNumber | None:
     return _read_number_words(text) or _read_digits(text)
 
 
-def is_same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
+def is_same_number(answer_number: WrittenNumber, truth: WrittenNumber) -> bool:
     """Return True if both are the same number and their units do not contradict each other.
 
     A missing unit matches any unit. Without a unit, both 50 and 0.5 equal 50%.
     """
-    if given.unit and truth.unit and given.unit != truth.unit:
+    if answer_number.unit and truth.unit and answer_number.unit != truth.unit:
         return False
-    value_pairs = [(given.value, truth.value)]
-    if truth.unit == "%" != given.unit:
-        value_pairs.append((given.value, truth.value / 100))
-    if given.unit == "%" != truth.unit:
-        value_pairs.append((given.value / 100, truth.value))
-    are_exact = given.is_exact and truth.is_exact
+    value_pairs = [(answer_number.value, truth.value)]
+    if truth.unit == "%" != answer_number.unit:
+        value_pairs.append((answer_number.value, truth.value / 100))
+    if answer_number.unit == "%" != truth.unit:
+        value_pairs.append((answer_number.value / 100, truth.value))
+    are_exact = answer_number.is_exact and truth.is_exact
     return any(
         _are_equal_or_close(given_value, true_value, are_exact)
         for given_value, true_value in value_pairs

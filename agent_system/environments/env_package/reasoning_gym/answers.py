@@ -195,7 +195,7 @@ def _reject_wrong_sign(answer: str, entry: QuestionEntry) -> str | None:
 
 
 # For generators whose grader evaluates answers: the function that makes an answer safe.
-READERS_OF_EVALUATED_ANSWERS: dict[str, AnswerSanitizer] = {
+SANITIZERS_OF_EVALUATED_ANSWERS: dict[str, AnswerSanitizer] = {
     "binary_matrix": _rewrite_as_list_literal,
     "countdown": _rewrite_arithmetic,
     "intermediate_integration": _rewrite_algebra,
@@ -206,7 +206,7 @@ READERS_OF_EVALUATED_ANSWERS: dict[str, AnswerSanitizer] = {
     "spiral_matrix": _rewrite_as_list_literal,
     "string_insertion": _rewrite_as_list_literal,
 }
-ANSWER_SANITIZERS = READERS_OF_EVALUATED_ANSWERS | {
+ANSWER_SANITIZERS = SANITIZERS_OF_EVALUATED_ANSWERS | {
     "coin_flip": _rewrite_probability,
     "game_of_life_halting": _reject_wrong_truth_value,
     "gsm_symbolic": _reject_wrong_sign,

@@ -34,15 +34,17 @@ class UnreadableFormulaError(ValueError):
 
 
 def parse_formula(
-    text: str, names: Collection[str] = (), functions: Collection[str] = ()
+    text: str, variable_names: Collection[str] = (), functions: Collection[str] = ()
 ) -> ast.expr:
     """Parse a formula of numbers, ``+ - * /`` and brackets. Raises ``UnreadableFormulaError``.
 
-    It may also contain the variables ``names`` and calls of ``functions``. If there are ``names``,
+    It may also contain the variables ``variable_names`` and calls of ``functions``. With variables,
     powers with limited exponents are allowed too.
     """
     node = _parse_expression(text, MAX_FORMULA_CHARACTERS)
-    _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
+    _check_node(
+        node, frozenset(variable_names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT
+    )
     # The time of sympy to differentiate and simplify grows exponentially with the nesting.
     if functions and _count_nested_functions(node) > MAX_NESTED_FUNCTIONS:
         raise UnreadableFormulaError(f"more than {MAX_NESTED_FUNCTIONS} nested functions")

@@ -14,7 +14,7 @@ from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
 
 NAME = "recall"
-TURN_PAGE = "."
+TURN_PAGE_ACTION = "."
 PLACES = "abcdefghij"
 LAST_PAGES = 2  # number of pages at the end that never have the arrow that the question asks for
 QUESTION_END = " ?"
@@ -55,7 +55,7 @@ class RecallEnv(Env):
             won = action == self._answer
             info = {"won": won, "is_action_valid": action in list(PLACES)}
             return Observation("right" if won else "wrong"), float(won), True, info
-        is_valid = action == TURN_PAGE
+        is_valid = action == TURN_PAGE_ACTION
         self._turn += is_valid
         info = {"won": False, "is_action_valid": is_valid}
         text = self._observation_texts[self._turn] if is_valid else "turn the page with ."
@@ -63,7 +63,7 @@ class RecallEnv(Env):
 
     def _make_observation(self, text: str) -> Observation:
         is_end = self._turn == len(self._observation_texts) - 1
-        info = {"admissible_actions": list(PLACES) if is_end else [TURN_PAGE]}
+        info = {"admissible_actions": list(PLACES) if is_end else [TURN_PAGE_ACTION]}
         return Observation(text, anchor=f"{self._turn} {self._observation_texts}", info=info)
 
 
@@ -102,7 +102,7 @@ class RecallExpert:
 
     def __init__(self, episode: EpisodeStart[RecallSettings]) -> None:
         self.answer = find_answer(episode.task)
-        self.action = TURN_PAGE
+        self.action = TURN_PAGE_ACTION
 
     def act(self) -> Decision:
         return Decision(self.action)
@@ -114,7 +114,7 @@ class RecallExpert:
 def make_prompts(settings: RecallSettings) -> ChatPrompts | CompactPrompts:
     if settings.prompt == "compact":
         return CompactPrompts(keep_first=True)
-    return ChatPrompts(RULES, example=TURN_PAGE, keep_first=True)
+    return ChatPrompts(RULES, example=TURN_PAGE_ACTION, keep_first=True)
 
 
 PACKAGE = EnvPackage(

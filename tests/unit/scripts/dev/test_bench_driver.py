@@ -10,7 +10,7 @@ from scripts.dev.recipes import MODELS
 from verl.config.memory import count_micro_batch_tokens
 from verl.single_controller.ray.local import stop_ray
 
-SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
+SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled_tokens=3, observation_tokens=2)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -182,7 +182,7 @@ def test_plan_counts_match_values_by_hand():
     cfg = load_config("quickstart")
     plan = make_plan(cfg, PlanFacts(cores=4, train_tasks=2000, val_tasks=128))
     assert isinstance(plan, PPOPlan)
-    assert (plan.trajectories, plan.max_rows, plan.turns_at_most) == (128, 128, 128 * 15)
+    assert (plan.trajectories, plan.max_rows, plan.max_turns) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)

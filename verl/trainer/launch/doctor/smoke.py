@@ -15,7 +15,7 @@ from verl.trainer.launch.doctor.facts import FindingState, MachineFinding
 DEADLINE_S = 120.0  # maximum time of one test
 SAMPLE_TEXTS = ["You are at 3. The target is 5.", "<action>right</action>", "<action>left</action>"]
 ACTION_TAGS = ("<action>", "</action>")
-ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
+NUM_ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
 
 
 def run_smoke_tests(
@@ -56,7 +56,7 @@ def check_example_environment() -> str:
     """Check the rewards of a small built-in environment in a worker process."""
     from agent_system.environments.cli.checking import check_environment
 
-    findings = check_environment("number_line", {"size": 6}, tasks=1, steps=12)
+    findings = check_environment("number_line", {"size": 6}, num_tasks=1, max_steps=12)
     if findings.problems:
         raise RuntimeError(findings.problems[0])
     return f"{len(findings.episodes)} episodes"
@@ -110,7 +110,7 @@ def _sample_answers(engine, prompt: list[int]) -> list:
     from verl.utils.sampling import SamplingRequest
 
     for seed in (1, 2):
-        engine.add(SamplingRequest(f"r{seed}", prompt, max_tokens=ANSWER_TOKENS, seed=seed))
+        engine.add(SamplingRequest(f"r{seed}", prompt, max_tokens=NUM_ANSWER_TOKENS, seed=seed))
     answers = []
     while engine.has_work():
         answers += engine.step()
