@@ -176,13 +176,16 @@ def _add_credit_columns(
 def _add_posterior_credit(
     data: DataProto, table: ScoredTurns, token_costs: torch.Tensor, rlvcr: RLVCRSettings
 ) -> "_BatchCredit":
-    """Add the columns of ``credit=posterior`` to ``data``, and return the token prices as credit.
+    """Add the columns of ``credit=posterior`` for level digits; return the credit of thoughts.
 
-    The posterior is the probability of each thinking level given the action. With it the loss
-    averages over the four level digits, not only over the sampled one
-    (``verl.records.RestrictedTokenLoss``). ``token_costs`` [S, 4], for thought tokens, are in units
-    of the advantage. Level digits without alternative thoughts have no posterior; they get the
-    trajectory advantage.
+    The posterior is the probability of each thinking level given the action. With the added columns
+    the loss averages over the four level digits, not only over the sampled one
+    (``verl.records.RestrictedTokenLoss``). A digit without alternative thoughts has no posterior;
+    it gets the trajectory advantage.
+
+    ``token_costs`` [S, 4] of the thoughts are in units of the advantage. The returned credit is for
+    the tokens of the chosen thought: the expected token cost over the levels minus the token cost
+    of this thought. It is 0 with ``price_in=group``, where ``thinking_group_price`` has the cost.
     """
     has_posterior = torch.tensor([turn.has_level_alternatives for turn in table.turns])
     has_posterior = has_posterior & (table.chosen_columns >= 0)

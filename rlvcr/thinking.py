@@ -373,7 +373,10 @@ def compute_thought_length_statistics(
 ) -> ThoughtLengthStatistics:
     """Compute mean and scale of the thought lengths with which each of S turns is compared.
 
-    A turn is compared with turns of the group's other successful trajectories in the same state.
+    The mean is over turns of the group's *other* successful trajectories in the same state. The
+    scale is the population standard deviation over turns of *all* successful trajectories of the
+    group in this state, at least ``MIN_SCALE``. It is ``MIN_SCALE`` for turns not compared.
+
     ``tokens [S]`` are the numbers of thought tokens of the turns. ``is_compared [S]`` marks the
     parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
     ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never

@@ -64,7 +64,7 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     token_count_by_version: Counter[int] = Counter()
     for trajectory in trajectories:
         for token_arrays in trajectory.list_token_arrays():
-            token_count_by_version.update(token_arrays.version_counts)
+            token_count_by_version.update(token_arrays.token_count_by_version)
     if not token_count_by_version.total():
         return {}
     version_sum = sum(version * count for version, count in token_count_by_version.items())

@@ -172,14 +172,15 @@ class TokenArrays:
     """Tokens of a ledger with one value per token [N], from which rows are made.
 
     ``turn_ids`` is -1 for tokens that were not sampled, and for summaries. ``log_probs`` is 0.0 for
-    tokens that were not sampled. ``version_counts``: sampled tokens by policy version.
+    tokens that were not sampled. ``token_count_by_version``: number
+    of sampled tokens by the version of the weights that sampled them.
     """
 
     ids: np.ndarray
     is_sampled: np.ndarray
     turn_ids: np.ndarray
     log_probs: np.ndarray
-    version_counts: Counter[int]
+    token_count_by_version: Counter[int]
     has_retokenized_tokens: bool
 
 

@@ -177,7 +177,7 @@ class PPOPlan(Plan):
         self.trajectories = derive.count_trajectories_per_step(cfg)
         self.max_turns = self.trajectories * env.max_steps
         self.max_rows = compute_max_rows(cfg)
-        self.method_tokens_at_most = self._count_extra_tokens_by_purpose()
+        self.max_extra_tokens_by_purpose = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
@@ -298,7 +298,8 @@ class PPOPlan(Plan):
             # A response contains all turns of a trajectory, so max_response_length limits the sum.
             max_tokens = min(max_tokens, self.trajectories * cfg.data.max_response_length)
         extra_texts = [
-            f" + {count:,} of {purpose}" for purpose, count in self.method_tokens_at_most.items()
+            f" + {count:,} of {purpose}"
+            for purpose, count in self.max_extra_tokens_by_purpose.items()
         ]
         yield "sampled tokens", f"{max_tokens:,} at most{''.join(extra_texts)}"
 
@@ -319,7 +320,7 @@ class PPOPlan(Plan):
             return
         cfg = self.cfg
         branch_cost = ""
-        if self.method_tokens_at_most:
+        if self.max_extra_tokens_by_purpose:
             # An alternative thought starts on average in the middle of its row.
             tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
             branch_cost = f", and about {tokens:,} tokens of its row again for each alternative"

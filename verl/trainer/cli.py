@@ -205,7 +205,7 @@ def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Itera
     override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     for key in find_masked_keys(to_dict(parsed.config)):
         if key not in override_keys:
-            # Without a colon after the key: it would look like the secret's value.
+            # Write no colon after the key: the word after "KEY:" would be masked as a secret.
             text = f"{key} is masked in the stored config; allowed: its value; fix: set it on the "
             yield Problem(f"{text}command line", "missing_key")
 

@@ -14,6 +14,7 @@ is read like a checkpoint of one rank.
 """
 
 import json
+import logging
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,8 @@ from verl.utils.saved_state import (
 )
 from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
+
+logger = logging.getLogger(__name__)
 
 # DCP warns at every call with no_dist=True, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
@@ -164,6 +167,12 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
             moment_names = metadata.keys() - weight_names - set(RANDOM_STATE_NAMES)
             _allocate_moments(engine, engine.optimizer, moment_names)
             state |= _optimizer_moments(engine)
+            if record["steps"] and not moment_names and get_rank() == 0:
+                logger.warning(
+                    "%s has no AdamW moments (checkpoint.contents without 'optimizer'): training "
+                    "continues with moments of 0",
+                    directory,
+                )
         fill_from_shards(state, directory)
         engine.steps = int(record["steps"])
         engine.check_finite_weights()

@@ -146,7 +146,12 @@ def make_worker(args: argparse.Namespace) -> ActorWorker:
 
 
 def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
-    """Return the lines of the Markdown table for rows of ``lengths`` tokens."""
+    """Time the training worker and the plain loop, and compare their results.
+
+    Both compute log-probs and one GRPO update of the same random rows of ``lengths`` tokens. Each
+    of these two passes gives one returned line of the Markdown table, labelled with ``name``. The
+    line has the speeds, their ratio, and the difference of the log-probs or of the final weights.
+    """
     worker = make_worker(args)
     bare_loop = PlainTrainingLoop(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
