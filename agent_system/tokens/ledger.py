@@ -108,7 +108,7 @@ class SegmentArrays:
             turn,
             episode,
             version,
-            reason_code,
+            stop_reason_code,
             retokenized,
             num_logprobs,
         ) in self.table.tolist():
@@ -122,8 +122,8 @@ class SegmentArrays:
                     episode=episode,
                     policy_version=None if version == _NONE_CODE else version,
                     stop_reason=None
-                    if reason_code == _NONE_CODE
-                    else _STOP_REASONS_BY_CODE[reason_code],
+                    if stop_reason_code == _NONE_CODE
+                    else _STOP_REASONS_BY_CODE[stop_reason_code],
                     retokenized=bool(retokenized),
                 )
             )

@@ -81,9 +81,9 @@ class CallFormat:
             call.
         texts_around_calls: Texts before the first call and after the last one, if there are such
             texts.
-        argument_text: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool
-            gives the type of the value. A space stands for at most one character, because white
-            space may belong to the value. Empty: the arguments are JSON.
+        argument_template: Text of one argument, with ``{key}`` and ``{value}``. The schema of the
+            tool gives the type of the value. A space stands for at most one character, because
+            white space may belong to the value. Empty: the arguments are JSON.
         arguments_key: Key of the arguments, if they and the name are in one JSON object.
         name_key: Key of the name in this object.
         is_list: True if the text between ``opening_texts`` and ``closing_text`` is a list of such
@@ -94,7 +94,7 @@ class CallFormat:
     opening_texts: tuple[str, ...] = ()
     closing_text: str = ""
     texts_around_calls: tuple[str, str] = ("", "")
-    argument_text: str = ""
+    argument_template: str = ""
     arguments_key: str = ""
     name_key: str = "name"
     is_list: bool = False
@@ -110,8 +110,8 @@ class CallFormat:
             rf"{optional_prefix}(?:{'|'.join(map(build_regex, self.opening_texts))})\s*"
         )
         call: Field = {"repeats": True, "transform": self._make_call_template()}
-        if self.argument_text:
-            tag_pattern = build_regex(self.argument_text, white_space=r"\s?")
+        if self.argument_template:
+            tag_pattern = build_regex(self.argument_template, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
             # Require the text that ends a call: otherwise the parser would accept a truncated
             # call, without some of its arguments.
@@ -175,14 +175,14 @@ REPLY_FORMATS: dict[str, Fields] = {
         CallFormat(
             ("<tool_call> <function={name}>",),
             "</function> </tool_call>",
-            argument_text="<parameter={key}> {value} </parameter>",
+            argument_template="<parameter={key}> {value} </parameter>",
         )
     ),
     "glm": make_response_fields(
         CallFormat(
             ("<tool_call>{name}",),
             "</tool_call>",
-            argument_text="<arg_key>{key}</arg_key> <arg_value>{value}</arg_value>",
+            argument_template="<arg_key>{key}</arg_key> <arg_value>{value}</arg_value>",
         )
     ),
     # {"name": "look", "parameters": {"place": "desk"}}
@@ -215,7 +215,7 @@ REPLY_FORMATS: dict[str, Fields] = {
         CallFormat(
             ('<atem:invoke name="{name}">',),
             "</atem:invoke>",
-            argument_text='<atem:parameter name="{key}">{value}</atem:parameter>',
+            argument_template='<atem:parameter name="{key}">{value}</atem:parameter>',
         ),
         thought=make_text_field("to=self<|message|>", "<|eom|>"),
         content=make_text_field("to=user<|message|>", "<|eom|>"),

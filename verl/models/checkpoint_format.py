@@ -100,12 +100,15 @@ def convert_to_checkpoint(
 
 
 def describe_transforms(model: "PreTrainedModel") -> list[str]:
-    """Return a description of each transform with which ``model`` was loaded."""
+    """Return a description of each weight transform with which ``model`` was loaded."""
     return [_describe(transform) for transform in _get_transforms(model)]
 
 
 def set_transforms(model: "PreTrainedModel", descriptions: Collection[str]) -> None:
-    """Make ``model``, built without weight files, use the transforms with ``descriptions``."""
+    """Give ``model``, built without weight files, the weight transforms with ``descriptions``.
+
+    They convert the names and tensors of a checkpoint to those of the modules, and back.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     all_transforms = get_model_conversion_mapping(model)

@@ -127,7 +127,7 @@ def number_tokens_depth_first(layout: PackedLayout) -> tuple[np.ndarray, np.ndar
     lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.prefix_lengths))
     # Depth-first order: the tokens of a segment, then the segments that continue it.
     subtree_sizes = lengths.copy()  # tokens of the segment and of all segments below it
-    # Offset of a segment's numbers from those of its parent.
+    # Offset of the depth-first numbers of a segment from those of its parent.
     number_offsets = np.zeros_like(lengths)
     relative_leave = np.repeat(lengths, lengths)
     segment_order = np.argsort(starts, kind="stable").tolist()  # each parent before its children

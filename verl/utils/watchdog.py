@@ -175,13 +175,15 @@ class Watchdog:
 
     def _log_or_end_run(self, waiting_parts: list[str], current_time: float) -> None:
         stalled_s = current_time - self._last_progress_time
-        labels_text = _format_labels(list_awaited_labels())
+        awaited_text = _format_awaited_labels(list_awaited_labels())
         if stalled_s >= self._next_log_after_s:
-            logger.info("waiting for %s for %.0f s%s", waiting_parts[0], stalled_s, labels_text)
+            logger.info("waiting for %s for %.0f s%s", waiting_parts[0], stalled_s, awaited_text)
             self._next_log_after_s *= 2
         if self._stall_s is not None and stalled_s >= self._stall_s:
             self._last_progress_time = current_time  # GRACE_S is measured from now
-            self._end_run(f"{waiting_parts[0]} made no progress for {stalled_s:.0f} s{labels_text}")
+            self._end_run(
+                f"{waiting_parts[0]} made no progress for {stalled_s:.0f} s{awaited_text}"
+            )
 
     def _end_run(self, cause: str) -> None:
         path = self._logs_folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
@@ -219,7 +221,7 @@ def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Cal
         yield watchdog.enter_stage
 
 
-def _format_labels(labels: list[str]) -> str:
+def _format_awaited_labels(labels: list[str]) -> str:
     if not labels:
         return ""
     suffix = f" and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""

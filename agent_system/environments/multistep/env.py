@@ -220,7 +220,7 @@ class MultistepEnv:
         sampling_params: object = None,
         **options: Any,
     ) -> dict[str, list]:
-        """Run trials with a language model: the name of ``run_trial`` in earlier versions."""
+        """Call ``run_trial``, for callers that use its earlier name ``generate``."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
     def run_trial(

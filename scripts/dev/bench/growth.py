@@ -107,7 +107,7 @@ def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure a run and print the table. Return the exit status of the run."""
+    """Measure the processes of a run, and print their growth. Return the run's exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="JSON file for the table")

@@ -111,7 +111,7 @@ def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
 
 
 def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
-    """Return the line of the Markdown table for a value of ``env.history``."""
+    """Time the update with and without the prefix tree. Return the table's line of ``history``."""
     workload, data = generate_rows(history, args)
     worker_config = workload.cfg.actor_rollout_ref
     worker_config.actor.optim.lr = 0.0  # every update does the same work

@@ -146,8 +146,8 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
     if derive.uses_file_tasks(cfg):
         why = f"env.rollout.n={group_size} is another group size"
         yield build_conflict(cfg, key, why, "one group size", "do not set env.rollout.n")
-    # If a job with an environment names data files, _check_unused_data_files refuses the files, and
-    # its fix would contradict this one.
+    # Report nothing if a job with an environment names data files: _check_unused_data_files reports
+    # the files, with a fix that would contradict this one.
     elif not derive.trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
         why = "an environment's group size is env.rollout.n"
