@@ -392,11 +392,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--ranks", type=int, default=RANKS)
     for name, value in vars(TrajectoryShape()).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    shape = TrajectoryShape(args.turns, args.prompt, args.sampled, args.shown)
+    shape = TrajectoryShape(args.turns, args.prompt, args.sampled_tokens, args.observation_tokens)
     costs = [measure_driver_cost(rows, args.ranks, shape) for rows in args.rows]
     print(f"{shape.row_tokens:,} tokens and {shape.turns} turns a row, {args.ranks} ranks\n")
     print("\n".join(format_table(costs)))

@@ -12,7 +12,10 @@ def test_keys_page_is_up_to_date():
 def test_section_descriptions_keep_their_spelling_and_end_with_one_full_stop():
     text = PAGES["keys.md"]()
     assert "\nAdvantage estimation and KL in the reward.\n" in text
-    assert "\nNumber and generators of the questions.\n" in text
+    assert (
+        "\nSettings of the exam: number and generators of the questions, and number of tasks.\n"
+        in text
+    )
     assert ".." not in [line[-2:] for line in text.splitlines()]
 
 
