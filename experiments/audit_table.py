@@ -26,7 +26,7 @@ from rlvcr.report_sections import AUDIT_FILE
 from verl.record.report.trajectory_chunks import AUDIT_FOLDER
 from verl.utils.commands import UsageError, run_and_report_mistakes
 
-COLUMNS = ("chosen", "all_levels", "in_won", "in_lost")
+LEVEL_SELECTIONS = ("chosen", "all_levels", "in_won", "in_lost")
 Audit = Mapping[str, Any]
 """results of one audit: the value of ``audit`` in ``audit.json``"""
 
@@ -43,39 +43,46 @@ def read_audit(run_dir: Path) -> Audit:
     return json.loads(path.read_text())["audit"]
 
 
-def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
+def format_score_cell(score: Mapping[str, Any] | None, level_selection: str) -> str:
     """Return a rank correlation with its 95% interval: "+0.56 (+0.08 to +0.87)", or "".
 
-    ``over`` selects the compared levels, one of ``COLUMNS``.
+    ``level_selection`` selects the compared levels, one of ``LEVEL_SELECTIONS``.
     """
-    interval = score[over] if score else None
-    # An unknown number is null, in files of earlier versions NaN.
-    value, low, high = (math.nan if x is None else x for x in interval or (None, None, None))
+    value_and_interval = score[level_selection] if score else None
+    # Unknown numbers are null in the file, or NaN in files of earlier versions.
+    value, low, high = (
+        math.nan if x is None else x for x in value_and_interval or (None, None, None)
+    )
     if math.isnan(value):  # for example because all scores are equal
         return ""
     # An audit of one task has no interval.
     return f"{value:+.2f}" if math.isnan(low) else f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def format_table(audits: Mapping[str, Audit], over: str) -> str:
+def format_table(audits: Mapping[str, Audit], level_selection: str) -> str:
     """Return the Markdown table: correlations with the return, by credit rule and audited run."""
     lines = [f"| | {' | '.join(audits)} |", "|---" * (len(audits) + 1) + "|"]
 
     def add_line(name: str, cells: Sequence[str]) -> None:
         lines.append(f"| {name} | {' | '.join(cells)} |")
 
-    effects = [
+    effect_cells = [
         " ".join(f"{interval[0]:+.2f}" for interval in audit["levels"]) for audit in audits.values()
     ]
     add_line("audited turns", [f"{audit['points']}" for audit in audits.values()])
-    add_line("effect of levels 1 to 4 on the return", effects)
-    scores = {
+    add_line("effect of levels 1 to 4 on the return", effect_cells)
+    scores_by_run = {
         name: {score["name"]: score for score in (audit["second_audit"], *audit["scores"])}
         for name, audit in audits.items()
     }
-    rules = dict.fromkeys(rule for by_rule in scores.values() for rule in by_rule)
-    for rule in rules:
-        cells = [format_score_cell(by_rule.get(rule), over) for by_rule in scores.values()]
+    rule_names = dict.fromkeys(
+        rule for scores_by_rule in scores_by_run.values() for rule in scores_by_rule
+    )
+    for rule in rule_names:
+        cells = [
+            format_score_cell(scores_by_rule.get(rule), level_selection)
+            for scores_by_rule in scores_by_run.values()
+        ]
         if any(cells):
             add_line(rule.replace("_", " "), cells)
     return "\n".join(lines)
@@ -85,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table of credit audits for the runs that the arguments name."""
     parser = argparse.ArgumentParser(description="Compare credit audits of several runs.")
     parser.add_argument("audits", nargs="+", metavar="NAME=RUN_DIR")
-    parser.add_argument("--over", choices=COLUMNS, default="chosen", help="levels to compare")
+    parser.add_argument(
+        "--over", choices=LEVEL_SELECTIONS, default="chosen", help="levels to compare"
+    )
     args = parser.parse_args(argv)
     audits = {}
     for argument in args.audits:

@@ -37,51 +37,60 @@ Points = tuple[Sequence[float], list[float]]
 """x values (training steps) of a curve, and its y values"""
 
 
-def format_success_interval(run: RunData, index: int) -> str:
+def format_success_interval(run: RunData, validation_index: int) -> str:
     """Return held-out success with its 95% bootstrap interval, in percent: "61.2 (55-67)".
 
-    ``index`` is 0 for the validation before training and -1 for the last validation.
+    ``validation_index`` is 0 for the validation before training and -1 for the last validation.
     """
-    low, high = (100 * run.metric_points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
-    return f"{100 * run.metric_points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
+    low, high = (
+        100 * run.metric_points(f"{SUCCESS}_{bound}")[1][validation_index]
+        for bound in ("low", "high")
+    )
+    return f"{100 * run.metric_points(SUCCESS)[1][validation_index]:.1f} ({low:.0f}-{high:.0f})"
 
 
 def compute_success_gain(run: RunData) -> float:
     """Return the change of held-out success during training, in percentage points."""
-    rates = run.metric_points(SUCCESS)[1]
-    return 100 * (rates[-1] - rates[0])
+    success_rates = run.metric_points(SUCCESS)[1]
+    return 100 * (success_rates[-1] - success_rates[0])
 
 
 def format_run_cells(run: RunData) -> list[str]:
     """Return the table cells of one run, for all ``COLUMNS`` but the first."""
-    tokens = run.metric_points(TOKENS)[1]
-    levels = [100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
-    times = run.metric_points("timing_s/step")[1]
+    tokens_per_episode = run.metric_points(TOKENS)[1]
+    level_percentages = [
+        100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)
+    ]
+    step_seconds = run.metric_points("timing_s/step")[1]
     return [
         format_success_interval(run, 0),
         format_success_interval(run, -1),
         f"{compute_success_gain(run):+.1f}",
-        f"{tokens[0]:.0f} → {tokens[-1]:.0f}",
-        " ".join(f"{share:.0f}" for share in levels),
-        f"{statistics.median(times):.1f}",
+        f"{tokens_per_episode[0]:.0f} → {tokens_per_episode[-1]:.0f}",
+        " ".join(f"{percentage:.0f}" for percentage in level_percentages),
+        f"{statistics.median(step_seconds):.1f}",
     ]
 
 
 def format_group_cells(runs: list[RunData]) -> list[str]:
-    """Return the means over runs with different seeds, in the same columns."""
-    after = [100 * run.metric_points(SUCCESS)[1][-1] for run in runs]
+    """Return the cells of the means over ``runs``, which differ in the seed: ``COLUMNS[1:]``."""
+    final_success_rates = [100 * run.metric_points(SUCCESS)[1][-1] for run in runs]
     gains = [compute_success_gain(run) for run in runs]
-    before = statistics.mean(100 * run.metric_points(SUCCESS)[1][0] for run in runs)
-    tokens = [statistics.mean(run.metric_points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
+    mean_initial_success = statistics.mean(100 * run.metric_points(SUCCESS)[1][0] for run in runs)
+    mean_tokens_per_episode = [
+        statistics.mean(run.metric_points(TOKENS)[1][validation_index] for run in runs)
+        for validation_index in (0, -1)
+    ]
     # Sample standard deviation (n - 1). A single seed has none.
     std_texts = [
-        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)
+        f" ± {statistics.stdev(percentages):.1f}" if len(percentages) > 1 else ""
+        for percentages in (final_success_rates, gains)
     ]
     return [
-        f"{before:.1f}",
-        f"**{statistics.mean(after):.1f}**{std_texts[0]}",
+        f"{mean_initial_success:.1f}",
+        f"**{statistics.mean(final_success_rates):.1f}**{std_texts[0]}",
         f"**{statistics.mean(gains):+.1f}**{std_texts[1]}",
-        f"{tokens[0]:.0f} → {tokens[1]:.0f}",
+        f"{mean_tokens_per_episode[0]:.0f} → {mean_tokens_per_episode[1]:.0f}",
         "",
         "",
     ]
@@ -107,12 +116,12 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     curve of their mean is in full colour.
     """
     series = []
-    for color, (label, columns) in zip(ARM_COLORS, groups.items(), strict=False):
-        series += [Series(label, xs, smooth_values(ys), color, faint=True) for xs, ys in columns]
+    for color, (label, curves) in zip(ARM_COLORS, groups.items(), strict=False):
+        series += [Series(label, xs, smooth_values(ys), color, faint=True) for xs, ys in curves]
         # The runs may have stopped at different steps, so the mean ends with the shortest curve.
-        length = min(len(xs) for xs, _ in columns)
-        means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
-        series.append(Series(label, columns[0][0][:length], smooth_values(means), color))
+        shortest_length = min(len(xs) for xs, _ in curves)
+        means = [statistics.mean(ys[i] for _, ys in curves) for i in range(shortest_length)]
+        series.append(Series(label, curves[0][0][:shortest_length], smooth_values(means), color))
     title = "Success on training tasks"
     chart = Chart(
         title, "success rate, smoothed", series, number_format="percent", width=760, height=330
@@ -123,17 +132,19 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     style = (WEB_FOLDER / "style.css").read_text(encoding="utf-8")
     palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # colours of the light theme
     selectors = ("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area")
-    rules = " ".join(line for line in style.splitlines() if line.startswith(selectors))
-    css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
+    css_rules = " ".join(line for line in style.splitlines() if line.startswith(selectors))
+    css = f"<style>:root{palette} svg {{ background: #fff }} {css_rules}</style>"
     legend = ""
     legend_spacing = (chart.width - 100) // max(1, len(chart.legend_series))
     for number, legend_entry in enumerate(chart.legend_series):
         text_style = f"fill: var(--{legend_entry.color}); font-weight: 600"
         x = 80 + legend_spacing * number
         legend += f'<text x="{x}" y="26" style="{text_style}">{legend_entry.name}</text>'
-    opening, rest = figure.split(">", 1)
-    opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
-    return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"
+    opening_tag, text_after_tag = figure.split(">", 1)
+    opening_tag = opening_tag.replace(
+        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1
+    )
+    return f"{opening_tag}>{css}{text_after_tag.removesuffix('</svg>')}{legend}</svg>"
 
 
 def main() -> None:
@@ -147,10 +158,10 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="write the curves of training success here")
     args = parser.parse_args()
     groups = {}
-    for words in args.groups:
-        label, equals, runs = words.partition("=")
-        if not equals:
-            parser.error(f"{words!r} is not of the form LABEL=RUN,RUN,...")
+    for argument in args.groups:
+        label, separator, runs = argument.partition("=")
+        if not separator:
+            parser.error(f"{argument!r} is not of the form LABEL=RUN,RUN,...")
         groups[label] = [load_run(run) for run in runs.split(",")]
     print(format_run_table(groups))
     if args.svg:

@@ -48,7 +48,7 @@ def read_level_shares(title: str, directory: str) -> RunLevels:
 
     Raises ``SystemExit`` if there are none.
     """
-    validations = [
+    metrics_by_validation = [
         {
             key.removeprefix(METRIC_PREFIX): value
             for key, value in line.items()
@@ -56,7 +56,7 @@ def read_level_shares(title: str, directory: str) -> RunLevels:
         }
         for line in read_metrics(directory)
     ]
-    metrics = next(filter(None, reversed(validations)), None)
+    metrics = next(filter(None, reversed(metrics_by_validation)), None)
     if metrics is None:
         raise SystemExit(
             f"{directory}: its metrics contain no {METRIC_PREFIX}*; fix: name a run directory of "
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", metavar="TITLE=DIR", help="main_eval's run directories")
     parser.add_argument("--svg", type=Path, required=True, help="file to write")
     args = parser.parse_args(argv)
-    titles_and_runs = (words.partition("=")[::2] for words in args.runs)
+    titles_and_runs = (argument.partition("=")[::2] for argument in args.runs)
     measurements = [read_level_shares(title, run) for title, run in titles_and_runs]
     write_html_or_svg(args.svg, render_shares(measurements), "--svg")
     return 0

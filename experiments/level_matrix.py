@@ -99,7 +99,7 @@ class PolicyTurn:
 
     level: int | None
     action: str
-    tokens: int
+    num_tokens: int
     token_ids: tuple[int, ...] = ()
 
 
@@ -108,14 +108,16 @@ class Policy:
 
     def __init__(self, cfg: PPOConfig, environment: MatrixEnvironment, directory: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(directory)
-        rollout = cfg.actor_rollout_ref.rollout
-        self.engine = HFEngine(rollout, directory, seed=rollout.seed, num_threads=1)
+        rollout_config = cfg.actor_rollout_ref.rollout
+        self.engine = HFEngine(rollout_config, directory, seed=rollout_config.seed, num_threads=1)
         self.package = environment.package
         self.bridge = ChatBridge(tokenizer)
         self.codec = LevelCodec(tokenizer)
         self.max_tokens = cfg.env.max_turn_tokens or cfg.data.max_response_length
-        system = environment.package.prompts(environment.settings).system(True)
-        self.system_messages = [] if system is None else [{"role": "system", "content": system}]
+        system_prompt = environment.package.prompts(environment.settings).system(True)
+        self.system_messages = (
+            [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        )
         self.num_requests = 0
 
     def sample_policy_turns(
@@ -139,11 +141,11 @@ class Policy:
             )
             self.engine.add(request)
         self.num_requests += len(prompts)
-        results: dict[int, SamplingResult] = {}
+        results_by_request: dict[int, SamplingResult] = {}
         while self.engine.has_work():
-            results |= {int(result.request_id): result for result in self.engine.step()}
+            results_by_request |= {int(result.request_id): result for result in self.engine.step()}
         return [
-            self._parse_turn([*prefix_ids, *results[number].token_ids])
+            self._parse_turn([*prefix_ids, *results_by_request[number].token_ids])
             for number, prefix_ids in enumerate(forced_prefixes)
         ]
 
@@ -156,9 +158,11 @@ class Policy:
         """Return the tokens of a turn with this text."""
         return self.bridge.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _parse_turn(self, ids: list[int]) -> PolicyTurn:
-        action, _ = self.package.project(self.bridge.decode(ids))
-        return PolicyTurn(self.codec.parse_turn(ids).level, action, len(ids), tuple(ids))
+    def _parse_turn(self, token_ids: list[int]) -> PolicyTurn:
+        action, _ = self.package.project(self.bridge.decode(token_ids))
+        return PolicyTurn(
+            self.codec.parse_turn(token_ids).level, action, len(token_ids), tuple(token_ids)
+        )
 
 
 class StepwiseEpisode:
@@ -245,12 +249,12 @@ def run_episodes(
     that the mapping lacks.
     """
     finished_episodes = []
-    for start in range(0, len(tasks), PARALLEL_EPISODES):
+    for first_task in range(0, len(tasks), PARALLEL_EPISODES):
         episodes = [
             StepwiseEpisode(
-                environment, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF
+                environment, task, derive_seed("level matrix", first_task, number) & 0x7FFFFFFF
             )
-            for number, task in enumerate(tasks[start : start + PARALLEL_EPISODES])
+            for number, task in enumerate(tasks[first_task : first_task + PARALLEL_EPISODES])
         ]
         while active_episodes := [episode for episode in episodes if not episode.done]:
             levels = [
@@ -260,7 +264,7 @@ def run_episodes(
             prompts = [episode.current_prompt for episode in active_episodes]
             sampled_turns = policy.sample_policy_turns(prompts, levels)
             for episode, sampled_turn in zip(active_episodes, sampled_turns, strict=True):
-                episode.tokens += sampled_turn.tokens
+                episode.tokens += sampled_turn.num_tokens
                 episode.step(sampled_turn.action)
         finished_episodes += episodes
     return finished_episodes
@@ -283,12 +287,14 @@ def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
     It is the level with fewest tokens among those whose accuracy is at most ``ORACLE_TOLERANCE``
     below the best. Accuracies 0.3, 0.95, 0.955, 0.955 give level 2 if its turns are shortest.
     """
-    levels = {}
+    level_by_situation = {}
     for row in situation_rows:
         least_accuracy = max(row["accuracy"]) - ORACLE_TOLERANCE
         candidates = [level for level in LEVELS if row["accuracy"][level - 1] >= least_accuracy]
-        levels[row["situation"]] = min(candidates, key=lambda level: row["tokens"][level - 1])
-    return levels
+        level_by_situation[row["situation"]] = min(
+            candidates, key=lambda level: row["tokens"][level - 1]
+        )
+    return level_by_situation
 
 
 def compute_oracle_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
@@ -300,12 +306,14 @@ def compute_oracle_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict
     best_level = max(
         LEVELS, key=lambda level: (episodes[str(level)]["success"], -episodes[str(level)]["tokens"])
     )
-    best, oracle = episodes[str(best_level)], episodes[ORACLE]
-    best_tokens, oracle_tokens = (means["tokens"] / means["steps"] for means in (best, oracle))
+    best_level_means, oracle_means = episodes[str(best_level)], episodes[ORACLE]
+    best_tokens_per_turn, oracle_tokens_per_turn = (
+        means["tokens"] / means["steps"] for means in (best_level_means, oracle_means)
+    )
     return {
         "best_level": best_level,
-        "points": 100 * (oracle["success"] - best["success"]),
-        "tokens_pct": 100 * (oracle_tokens / best_tokens - 1),
+        "points": 100 * (oracle_means["success"] - best_level_means["success"]),
+        "tokens_pct": 100 * (oracle_tokens_per_turn / best_tokens_per_turn - 1),
     }
 
 
@@ -322,9 +330,9 @@ def measure_levels(
     ``episodes`` of ``tasks``, or for all if it is None.
     """
     states = collect_expert_states(environment, tasks, noise)
-    lines, tokens = measure_accuracies(states, policy)
+    situation_rows, mean_tokens_by_level = measure_accuracies(states, policy)
     has_required_levels = all(state.required_level is not None for state in states)
-    oracle_levels = choose_oracle_levels(lines)
+    oracle_levels = choose_oracle_levels(situation_rows)
     # The oracle comes last, so that it does not change the samples of the other rules. Samples
     # depend on the number of earlier requests.
     level_rules: dict[str, int | str | Mapping[str, int]] = {
@@ -342,9 +350,11 @@ def measure_levels(
         "tasks": len(tasks),
         "noise": noise,
         "states": len(states),
-        "situations": lines,
-        "tokens_by_level": tokens,
-        "level_information": compute_mutual_information([line["chosen"] for line in lines]),
+        "situations": situation_rows,
+        "tokens_by_level": mean_tokens_by_level,
+        "level_information": compute_mutual_information(
+            [line["chosen"] for line in situation_rows]
+        ),
         "whole_episodes": len(episode_tasks),
         "episodes": episode_means,
         "oracle_levels": oracle_levels,
@@ -380,7 +390,7 @@ def measure_accuracies(
                     for level in LEVELS
                 ],
                 "tokens": [
-                    _mean([turns_by_level[level][number].tokens for number in state_indices])
+                    _mean([turns_by_level[level][number].num_tokens for number in state_indices])
                     for level in LEVELS
                 ],
                 "free": _compute_right_share(states, free_turns, state_indices),
@@ -389,8 +399,10 @@ def measure_accuracies(
                 ],
             }
         )
-    tokens = [_mean([answer.tokens for answer in turns_by_level[level]]) for level in LEVELS]
-    return situation_rows, tokens
+    mean_tokens_by_level = [
+        _mean([answer.num_tokens for answer in turns_by_level[level]]) for level in LEVELS
+    ]
+    return situation_rows, mean_tokens_by_level
 
 
 def _compute_right_share(
@@ -423,22 +435,26 @@ def compute_half_width(share: float, count: int) -> float:
 
 def print_measurement(measurement: dict) -> None:
     """Print accuracies by situation, means of complete episodes, and the oracle's headroom."""
-    states = measurement["states"]
-    print(f"share of right actions by level in {states} states, +- half the 95% interval")
-    width = max(len(line["situation"]) for line in measurement["situations"])
-    for line in measurement["situations"]:
-        shares = [*line["accuracy"], line["free"]]
+    num_states = measurement["states"]
+    print(f"share of right actions by level in {num_states} states, +- half the 95% interval")
+    situation_width = max(
+        len(situation_row["situation"]) for situation_row in measurement["situations"]
+    )
+    for situation_row in measurement["situations"]:
+        shares = [*situation_row["accuracy"], situation_row["free"]]
         cells = [
-            f"{share:4.2f}+-{compute_half_width(share, line['states']):4.2f}" for share in shares
+            f"{share:4.2f}+-{compute_half_width(share, situation_row['states']):4.2f}"
+            for share in shares
         ]
-        required_level = line["needed"] or "-"
+        required_level = situation_row["needed"] or "-"
         print(
-            f"  {line['situation']:{width}} needs {required_level} {line['states']:5}  "
-            f"{'  '.join(cells)}  oracle {measurement['oracle_levels'][line['situation']]}  "
-            f"tokens {' '.join(f'{count:.1f}' for count in line['tokens'])}"
+            f"  {situation_row['situation']:{situation_width}} needs {required_level} "
+            f"{situation_row['states']:5}  {'  '.join(cells)}  "
+            f"oracle {measurement['oracle_levels'][situation_row['situation']]}  "
+            f"tokens {' '.join(f'{count:.1f}' for count in situation_row['tokens'])}"
         )
-    information = measurement["level_information"]
-    print(f"free choice: {information:.3f} nats mutual information with situation")
+    mutual_information = measurement["level_information"]
+    print(f"free choice: {mutual_information:.3f} nats mutual information with situation")
     print(
         "tokens per turn: " + " ".join(f"{count:.1f}" for count in measurement["tokens_by_level"])
     )

@@ -22,7 +22,7 @@ from agent_system.environments.env_package.recall.package import (
     PACKAGE,
     PLACES,
     QUESTION_END,
-    TURN_PAGE,
+    TURN_PAGE_ACTION,
     list_tasks,
 )
 from verl.config.load import load_config
@@ -31,7 +31,7 @@ from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
 SETTINGS = PACKAGE.read_settings({"prompt": "compact"})
-DIRECTORY = Path("data/demonstrations")
+OUTPUT_FOLDER = Path("data/demonstrations")
 NUM_EPISODES = {"train": 6000, "val": 64}
 MAX_PAGES_PER_ROW = 3
 
@@ -45,7 +45,7 @@ def make_question_answerable(
     drawn as the answer. The place in the question, ``start``, is replaced accordingly.
     """
     clue = rng.choice(clues)
-    arrow_starts = {one[0] for one in clues if ">" in one}
+    arrow_starts = {arrow_or_summary[0] for arrow_or_summary in clues if ">" in arrow_or_summary}
     place = clue[0] if ">" in clue else rng.choice(sorted(set(PLACES) - arrow_starts))
     row = [dict(message) for message in messages]
     row[-1]["content"] = f"<action>{clue[-1]}</action>"
@@ -60,43 +60,43 @@ def make_demonstration_rows(
     """Yield the messages of each row of one demonstration."""
     env = PACKAGE.make(SETTINGS)
     prompts = PACKAGE.prompts(SETTINGS)
-    first = prompts.first(env.reset(task, 0), False)
-    messages = [{"role": "user", "content": first}]
+    first_prompt = prompts.first(env.reset(task, 0), False)
+    messages = [{"role": "user", "content": first_prompt}]
     clues: list[str] = []
     pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
     while True:
-        messages.append({"role": "assistant", "content": f"<action>{TURN_PAGE}</action>"})
+        messages.append({"role": "assistant", "content": f"<action>{TURN_PAGE_ACTION}</action>"})
         if messages[-2]["content"].endswith(QUESTION_END):
             yield make_question_answerable(messages, task["place"], clues, rng)
             return
-        text = prompts.turn(env.step(TURN_PAGE)[0])
+        page_text = prompts.turn(env.step(TURN_PAGE_ACTION)[0])
         if pages_left == 0:
             summary = f"1={rng.choice(sorted(set(clues)))[-1]}"
             messages.append({"role": "user", "content": compaction.instruction})
             messages.append({"role": "assistant", "content": summary})
             yield messages
-            content = f"{first}\n\n{compaction.introduction}\n{summary}\n\n{text}"
+            content = f"{first_prompt}\n\n{compaction.introduction}\n{summary}\n\n{page_text}"
             messages = [{"role": "user", "content": content}]
             clues = [summary]
             pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
         else:
-            messages.append({"role": "user", "content": text})
+            messages.append({"role": "user", "content": page_text})
         pages_left -= 1
-        clues += text.split()[1:] if ">" in text else []
+        clues += page_text.split()[1:] if ">" in page_text else []
 
 
 def main() -> None:
     """Write the demonstrations for training and validation. RL uses other tasks."""
     compaction = load_config("recall").env.compact
-    for split, count in NUM_EPISODES.items():
+    for split, num_episodes in NUM_EPISODES.items():
         rng = random.Random(derive_seed("recall demonstrations", split))
-        tasks = list_tasks(SETTINGS, f"demonstrations {split}", count)
+        tasks = list_tasks(SETTINGS, f"demonstrations {split}", num_episodes)
         rows = [
             messages
             for task in tasks
             for messages in make_demonstration_rows(task, compaction, rng)
         ]
-        with atomic_write(DIRECTORY / f"recall_{split}.jsonl") as file:
+        with atomic_write(OUTPUT_FOLDER / f"recall_{split}.jsonl") as file:
             file.writelines(json.dumps({"messages": messages}) + "\n" for messages in rows)
 
 

@@ -25,16 +25,16 @@ def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
     """
     counts = Counter[str](episodes=1, successes=int(bool(trajectory["won"])))
     steps = trajectory["steps"]
-    start = steps[0]["observation"][0]
+    start_place = steps[0]["observation"][0]
     answer = ""
     for step in steps:
-        arrow = re.search(rf"\b{start}>(\w)", step["observation"])
+        arrow = re.search(rf"\b{start_place}>(\w)", step["observation"])
         answer = arrow[1] if arrow else answer
         if "summary" in step and answer:
-            is_kept = step["summary"]["response"].strip().endswith(answer)
+            contains_answer = step["summary"]["response"].strip().endswith(answer)
             counts["shown"] += 1
-            counts["kept"] += is_kept
-            answer = answer if is_kept else ""
+            counts["kept"] += contains_answer
+            answer = answer if contains_answer else ""
     return counts
 
 
@@ -42,10 +42,11 @@ def main(paths: Sequence[str]) -> None:
     """Print the success rate and the summary counts of each rollout file."""
     for path in paths:
         counts = sum(map(count_summaries, read_trajectories(Path(path))), Counter[str]())
-        kept_share = counts["kept"] / max(counts["shown"], 1)
+        share_with_answer = counts["kept"] / max(counts["shown"], 1)
         print(
             f"{path}: success {counts['successes'] / max(counts['episodes'], 1):.3f}, "
-            f"{counts['shown']} summaries of rows that show the place, {kept_share:.3f} have it"
+            f"{counts['shown']} summaries of rows that show the place, "
+            f"{share_with_answer:.3f} have it"
         )
 
 

@@ -210,10 +210,10 @@ def is_finished(run: Run) -> bool:
     stored_settings = [result["config"], *result["words"]]
     current_settings = [run.config, *run.words]
     if stored_settings != current_settings:
-        other = sorted(set(stored_settings) ^ set(current_settings))
+        differences = sorted(set(stored_settings) ^ set(current_settings))
         raise UsageError(
-            f"{run.result_path}: it was made with other settings ({', '.join(other)}); fix: delete "
-            "it, or give the arm another name",
+            f"{run.result_path}: it was made with other settings ({', '.join(differences)}); "
+            "fix: delete it, or give the arm another name",
             "file_exists",
         )
     return True
@@ -282,9 +282,9 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
             preexec_fn=lambda: os.sched_setaffinity(0, _select_cores(core, threads)),
         )
-        status = process.wait()
-    if status:
-        raise RunFailedError(f"failed with status {status}, see {log}")
+        exit_status = process.wait()
+    if exit_status:
+        raise RunFailedError(f"failed with status {exit_status}, see {log}")
 
 
 def train_run(run: Run, core: int) -> dict[str, Any]:
@@ -296,9 +296,9 @@ def train_run(run: Run, core: int) -> dict[str, Any]:
         raise RunFailedError(f"arm {run.arm} is retired, so it cannot be trained with this code")
     run.run_directory.mkdir(parents=True, exist_ok=True)
     is_resumed = run.should_resume and any(run.run_directory.glob("checkpoints/global_step_*"))
-    began = time.monotonic()
+    start_time = time.monotonic()
     run_on_core(run.build_command(), run.run_directory / "console.log", core, run.threads)
-    return build_result(run, None if is_resumed else time.monotonic() - began)
+    return build_result(run, None if is_resumed else time.monotonic() - start_time)
 
 
 def train_and_store(run: Run, core: int, commit: bool) -> str:
@@ -312,14 +312,17 @@ def train_and_store(run: Run, core: int, commit: bool) -> str:
         file.write(json.dumps(result, indent=1) + "\n")
     if commit:
         _commit_result(run)
-    success = result["metrics"].get("val/success_rate", [math.nan])
+    success_rates = result["metrics"].get("val/success_rate", [math.nan])
     duration = "after a resume" if result["seconds"] is None else f"in {result['seconds']} s"
-    return f"success {' -> '.join(f'{value:.3f}' for value in success)} {duration}"
+    return f"success {' -> '.join(f'{value:.3f}' for value in success_rates)} {duration}"
 
 
-def _select_cores(first: int, count: int) -> set[int]:
-    available = sorted(os.sched_getaffinity(0))
-    return {available[(first * count + n) % len(available)] for n in range(count)}
+def _select_cores(group_index: int, num_cores: int) -> set[int]:
+    available_cores = sorted(os.sched_getaffinity(0))
+    return {
+        available_cores[(group_index * num_cores + n) % len(available_cores)]
+        for n in range(num_cores)
+    }
 
 
 # Two runs may end at the same time, but only one git process at a time can change the index.
@@ -390,9 +393,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan, runs = read_plan(path)
     arms = require_known_arms([name for name in args.arms.split(",") if name], runs, "--arms")
     selected_runs = _select_runs(runs, arms, args.seeds)
-    done = [run for run in selected_runs if is_finished(run)]
+    finished_runs = [run for run in selected_runs if is_finished(run)]
     if args.report or args.svg:
-        results: list[Mapping[str, Any]] = [read_result(run.result_path) for run in done]
+        results: list[Mapping[str, Any]] = [read_result(run.result_path) for run in finished_runs]
         if args.svg:
             write_html_or_svg(
                 args.svg, draw_success_curves(_group_training_curves(results)), "--svg"
@@ -403,22 +406,28 @@ def main(argv: Sequence[str] | None = None) -> int:
                 format_sweep_report(results, require_known_arms([baseline], runs, "--baseline")[0])
             )
         return 0
-    missing = [run for run in selected_runs if run not in done and not run.is_retired]
-    for words in {run.words for run in missing}:
+    runs_to_train = [
+        run for run in selected_runs if run not in finished_runs and not run.is_retired
+    ]
+    for words in {run.words for run in runs_to_train}:
         load_config(plan.config, list(words))  # refuse a mistake before the first run starts
-    sys.stdout.write(f"{path.stem}: {len(done)} runs are finished, {len(missing)} remain\n")
+    sys.stdout.write(
+        f"{path.stem}: {len(finished_runs)} runs are finished, {len(runs_to_train)} remain\n"
+    )
     return print_results(
-        run_in_parallel(missing, args.workers, partial(train_and_store, commit=args.commit))
+        run_in_parallel(runs_to_train, args.workers, partial(train_and_store, commit=args.commit))
     )
 
 
 def _group_training_curves(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
     """Return the curves (steps, success rates in training) by arm, one for each seed."""
-    arms: dict[str, list[Points]] = {}
+    curves_by_arm: dict[str, list[Points]] = {}
     for result in results:
         values = result["metrics"].get(TRAINING_SUCCESS, [])
-        arms.setdefault(result["arm"], []).append((list(range(1, len(values) + 1)), values))
-    return arms
+        curves_by_arm.setdefault(result["arm"], []).append(
+            (list(range(1, len(values) + 1)), values)
+        )
+    return curves_by_arm
 
 
 def print_results(outcomes: Iterable[tuple[bool, str]]) -> int:
@@ -434,18 +443,18 @@ def print_results(outcomes: Iterable[tuple[bool, str]]) -> int:
 def require_known_arms(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
     """Return ``arms`` unchanged. Raises ``SystemExit`` if one of them is not an arm of the plan."""
     known_arms = list(dict.fromkeys(run.arm for run in runs))
-    unknown = sorted(set(arms) - set(known_arms))
-    if unknown:
+    unknown_arms = sorted(set(arms) - set(known_arms))
+    if unknown_arms:
         raise SystemExit(
-            f"{option}: there is no arm {', '.join(unknown)}; allowed: {', '.join(known_arms)}"
+            f"{option}: there is no arm {', '.join(unknown_arms)}; allowed: {', '.join(known_arms)}"
         )
     return arms
 
 
 def _select_runs(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
     """Return the runs of ``arms`` (all if empty) with the first ``seeds`` seeds of each arm."""
-    names = arms or {run.arm for run in runs}
-    runs_by_arm = {name: [run for run in runs if run.arm == name][:seeds] for name in names}
+    arm_names = arms or {run.arm for run in runs}
+    runs_by_arm = {name: [run for run in runs if run.arm == name][:seeds] for name in arm_names}
     return [run for run in runs if run in runs_by_arm.get(run.arm, ())]
 
 

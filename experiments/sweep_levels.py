@@ -48,13 +48,20 @@ def measure_run(run: Run, core: int, config: str) -> str:
     if checkpoints.find_latest_valid() is None:
         _train_again(run, core)
     checkpoint = checkpoints.find_latest_valid()
-    policy = run.run_directory / "policy"
-    log = run.run_directory / "levels.log"
-    export = ["-m", "verl.trainer.main_export", f"checkpoint={checkpoint}", f"target={policy}"]
-    sweep.run_on_core([sys.executable, *export], log, core)
+    policy_folder = run.run_directory / "policy"
+    log_path = run.run_directory / "levels.log"
+    export_command = [
+        "-m",
+        "verl.trainer.main_export",
+        f"checkpoint={checkpoint}",
+        f"target={policy_folder}",
+    ]
+    sweep.run_on_core([sys.executable, *export_command], log_path, core)
     measured_file = run.run_directory / "levels.json"
-    matrix = ["experiments/level_matrix.py", str(policy), "--config-name", config]
-    sweep.run_on_core([sys.executable, *matrix, "--out", str(measured_file)], log, core)
+    matrix_command = ["experiments/level_matrix.py", str(policy_folder), "--config-name", config]
+    sweep.run_on_core(
+        [sys.executable, *matrix_command, "--out", str(measured_file)], log_path, core
+    )
     stored_file = get_levels_path(run)
     stored_file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(stored_file) as file:
@@ -66,11 +73,14 @@ def measure_run(run: Run, core: int, config: str) -> str:
 def _train_again(run: Run, core: int) -> None:
     stored_result = json.loads(run.result_path.read_text())
     new_result = sweep.train_run(run, core)
-    before, after = (result["metrics"][SUCCESS][-1] for result in (stored_result, new_result))
-    if before != after:
+    stored_success, new_success = (
+        result["metrics"][SUCCESS][-1] for result in (stored_result, new_result)
+    )
+    if stored_success != new_success:
         raise RunFailedError(
-            f"success after repeated training is {after} on {new_result['cpu']}, but its result "
-            f"has {before} on {stored_result['cpu']}; the policies differ, so nothing was measured"
+            f"success after repeated training is {new_success} on {new_result['cpu']}, but its "
+            f"result has {stored_success} on {stored_result['cpu']}; the policies differ, so "
+            "nothing was measured"
         )
 
 
@@ -81,18 +91,25 @@ def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
     Then follow tokens of a turn at each level, success for chosen and for required levels, and the
     mutual information of chosen level and situation.
     """
-    needs = [f"right, required {level}" for level in LEVELS]
-    heads = ["run", *needs, "tokens of a turn", "success, free", "success, required", "nats"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name, levels in levels_by_run.items():
-        episodes = levels["episodes"]
+    accuracy_titles = [f"right, required {level}" for level in LEVELS]
+    column_titles = [
+        "run",
+        *accuracy_titles,
+        "tokens of a turn",
+        "success, free",
+        "success, required",
+        "nats",
+    ]
+    lines = [f"| {' | '.join(column_titles)} |", "|---" * len(column_titles) + "|"]
+    for name, level_results in levels_by_run.items():
+        episodes = level_results["episodes"]
         cells = [
             name,
-            *(_format_accuracies(levels["situations"], level) for level in LEVELS),
-            " ".join(f"{count:.1f}" for count in levels["tokens_by_level"]),
+            *(_format_accuracies(level_results["situations"], level) for level in LEVELS),
+            " ".join(f"{num_tokens:.1f}" for num_tokens in level_results["tokens_by_level"]),
             f"{100 * episodes['free']['success']:.0f}%",
             f"{100 * episodes['needed']['success']:.0f}%",
-            f"{levels['level_information']:.2f}",
+            f"{level_results['level_information']:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -100,8 +117,14 @@ def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _format_accuracies(situations: Sequence[Mapping[str, Any]], required_level: int) -> str:
     """Return the mean accuracy at each forced level over situations, in percent."""
-    rows = [line["accuracy"] for line in situations if line["needed"] == required_level]
-    return " ".join(f"{100 * statistics.fmean(column):.0f}" for column in zip(*rows, strict=True))
+    accuracy_rows = [
+        situation_row["accuracy"]
+        for situation_row in situations
+        if situation_row["needed"] == required_level
+    ]
+    return " ".join(
+        f"{100 * statistics.fmean(column):.0f}" for column in zip(*accuracy_rows, strict=True)
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,16 +152,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 0
     arms = sweep.require_known_arms(args.arms.split(","), runs, "--arms")
-    chosen = [run for run in runs if run.arm in arms and run.seed == args.seed]
-    if unfinished := [run.name for run in chosen if not sweep.is_finished(run)]:
+    selected_runs = [run for run in runs if run.arm in arms and run.seed == args.seed]
+    if unfinished_runs := [run.name for run in selected_runs if not sweep.is_finished(run)]:
         raise SystemExit(
-            f"{path.stem}: there is no result of {', '.join(unfinished)}; fix: run "
+            f"{path.stem}: there is no result of {', '.join(unfinished_runs)}; fix: run "
             "experiments/sweep.py first"
         )
-    missing = [run for run in chosen if not get_levels_path(run).exists()]
-    sys.stdout.write(f"{path.stem}: {len(missing)} of {len(chosen)} runs to measure\n")
+    runs_to_measure = [run for run in selected_runs if not get_levels_path(run).exists()]
+    sys.stdout.write(
+        f"{path.stem}: {len(runs_to_measure)} of {len(selected_runs)} runs to measure\n"
+    )
     return sweep.print_results(
-        sweep.run_in_parallel(missing, args.workers, partial(measure_run, config=args.config_name))
+        sweep.run_in_parallel(
+            runs_to_measure, args.workers, partial(measure_run, config=args.config_name)
+        )
     )
 
 

@@ -19,14 +19,14 @@ COLUMNS = (
 
 def format_sweep_report(results: Sequence[Result], baseline: str) -> str:
     """Return two Markdown tables: means of every arm, and paired differences from ``baseline``."""
-    arms: dict[str, dict[int, Result]] = {}
+    results_by_arm: dict[str, dict[int, Result]] = {}
     for result in results:
-        arms.setdefault(result["arm"], {})[result["seed"]] = result
-    if not arms:
+        results_by_arm.setdefault(result["arm"], {})[result["seed"]] = result
+    if not results_by_arm:
         return "no results yet\n"
-    lines = [*_format_arm_means(arms), ""]
-    if baseline in arms and len(arms) > 1:
-        lines += _format_differences(arms, baseline)
+    lines = [*_format_arm_means(results_by_arm), ""]
+    if baseline in results_by_arm and len(results_by_arm) > 1:
+        lines += _format_differences(results_by_arm, baseline)
     return "\n".join(lines) + "\n"
 
 
@@ -41,18 +41,25 @@ def get_value(result: Result, name: str) -> float | None:
         curve = metrics.get("episode/success_rate")
         return statistics.fmean(curve) if curve else None
     if name == TOKENS_PER_TURN:
-        tokens, length = metrics.get("val/tokens_per_episode"), metrics.get("val/episode_length")
-        return tokens[-1] / length[-1] if tokens and length and length[-1] else None
-    values = metrics.get(name)
-    return values[-1] if values else None
+        token_curve, length_curve = (
+            metrics.get("val/tokens_per_episode"),
+            metrics.get("val/episode_length"),
+        )
+        return (
+            token_curve[-1] / length_curve[-1]
+            if token_curve and length_curve and length_curve[-1]
+            else None
+        )
+    metric_values = metrics.get(name)
+    return metric_values[-1] if metric_values else None
 
 
-def _format_arm_means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
+def _format_arm_means(results_by_arm: Mapping[str, Mapping[int, Result]]) -> list[str]:
     columns = (*COLUMNS, (MEAN_TRAINING_SUCCESS, MEAN_TRAINING_SUCCESS, 3))
     lines = [f"| arm | seeds | before | {' | '.join(name for name, _, _ in columns)} |"]
     lines.append("|---" * (len(columns) + 3) + "|")
-    for arm, by_seed in arms.items():
-        results = list(by_seed.values())
+    for arm, results_by_seed in results_by_arm.items():
+        results = list(results_by_seed.values())
         cells = [arm, str(len(results)), _format_initial_success(results)]
         cells += [_format_mean_and_std(results, metric, digits) for _, metric, digits in columns]
         lines.append(f"| {' | '.join(cells)} |")
@@ -61,8 +68,8 @@ def _format_arm_means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
 
 def _format_initial_success(results: Sequence[Result]) -> str:
     """Return the mean success of an arm before training, or "" if it was not measured."""
-    curves = [result["metrics"].get("val/success_rate", []) for result in results]
-    initial_rates = [curve[0] for curve in curves if len(curve) > 1]
+    success_curves = [result["metrics"].get("val/success_rate", []) for result in results]
+    initial_rates = [curve[0] for curve in success_curves if len(curve) > 1]
     return f"{statistics.fmean(initial_rates):.3f}" if initial_rates else ""
 
 
@@ -75,42 +82,60 @@ def _format_mean_and_std(results: Sequence[Result], metric: str, digits: int) ->
     return mean if len(seed_values) < 2 else f"{mean} ± {statistics.stdev(seed_values):.{digits}f}"
 
 
-def _format_differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> list[str]:
-    heads = [name for name, _, _ in COLUMNS]
+def _format_differences(
+    results_by_arm: Mapping[str, Mapping[int, Result]], baseline: str
+) -> list[str]:
+    column_titles = [name for name, _, _ in COLUMNS]
     lines = [
         f"Differences from {baseline}, over the seeds that both have; 95% bootstrap intervals of "
         "the mean over these seeds (with three seeds: smallest and largest difference).",
         "",
-        f"| arm | seeds | {' | '.join(heads)} | tokens, % |",
-        "|---" * (len(heads) + 3) + "|",
+        f"| arm | seeds | {' | '.join(column_titles)} | tokens, % |",
+        "|---" * (len(column_titles) + 3) + "|",
     ]
-    for arm, by_seed in arms.items():
-        shared = sorted(set(by_seed) & set(arms[baseline]))
-        if arm == baseline or not shared:
+    for arm, results_by_seed in results_by_arm.items():
+        shared_seeds = sorted(set(results_by_seed) & set(results_by_arm[baseline]))
+        if arm == baseline or not shared_seeds:
             continue
-        pairs = [(by_seed[seed], arms[baseline][seed]) for seed in shared]
-        cells = [arm, str(len(shared))]
+        result_pairs = [
+            (results_by_seed[seed], results_by_arm[baseline][seed]) for seed in shared_seeds
+        ]
+        cells = [arm, str(len(shared_seeds))]
         for _, metric, digits in COLUMNS:
-            differences = [value - base for value, base in _list_values(pairs, metric)]
+            differences = [
+                arm_value - baseline_value
+                for arm_value, baseline_value in _list_values(result_pairs, metric)
+            ]
             cells.append(_format_interval(differences, digits))
-        token_pairs = _list_values(pairs, TOKENS_PER_TURN)
-        percentages = [100 * (value - base) / base for value, base in token_pairs]
+        token_pairs = _list_values(result_pairs, TOKENS_PER_TURN)
+        percentages = [
+            100 * (arm_value - baseline_value) / baseline_value
+            for arm_value, baseline_value in token_pairs
+        ]
         cells.append(_format_interval(percentages, 1))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _list_values(pairs: Sequence[tuple[Result, Result]], metric: str) -> list[tuple[float, float]]:
+def _list_values(
+    result_pairs: Sequence[tuple[Result, Result]], metric: str
+) -> list[tuple[float, float]]:
     """Return the metric of both runs for each pair in which both have it."""
-    values = [(get_value(first, metric), get_value(second, metric)) for first, second in pairs]
-    return [(one, other) for one, other in values if one is not None and other is not None]
+    value_pairs = [
+        (get_value(first, metric), get_value(second, metric)) for first, second in result_pairs
+    ]
+    return [
+        (first_value, second_value)
+        for first_value, second_value in value_pairs
+        if first_value is not None and second_value is not None
+    ]
 
 
-def _format_interval(values: Sequence[float], digits: int) -> str:
-    if not values:
+def _format_interval(seed_differences: Sequence[float], digits: int) -> str:
+    if not seed_differences:
         return ""
-    mean = f"{statistics.fmean(values):+.{digits}f}"
-    if len(values) < 2:
+    mean = f"{statistics.fmean(seed_differences):+.{digits}f}"
+    if len(seed_differences) < 2:
         return mean
-    low, high = bootstrap_interval(list(values))
+    low, high = bootstrap_interval(list(seed_differences))
     return f"{mean} ({low:+.{digits}f} to {high:+.{digits}f})"

@@ -68,21 +68,23 @@ def find_right_turns(
     is None if no level suffices.
     """
     right_turns: list[PolicyTurn | None] = [None] * len(states)
-    tokens = 0
+    num_sampled_tokens = 0
     # Start with the lowest level. States with a right turn are not sampled at higher levels.
     for level in LEVELS:
-        unlabelled = [number for number, turn in enumerate(right_turns) if turn is None]
-        new_turns, level_tokens = _find_right_turns_at_level(
-            [states[number] for number in unlabelled],
+        unlabelled_states = [
+            state_index for state_index, turn in enumerate(right_turns) if turn is None
+        ]
+        new_turns, num_level_tokens = _find_right_turns_at_level(
+            [states[state_index] for state_index in unlabelled_states],
             policy,
             level,
             num_samples,
             min_right,
         )
-        tokens += level_tokens
-        for number, turn in zip(unlabelled, new_turns, strict=True):
-            right_turns[number] = turn
-    return right_turns, tokens
+        num_sampled_tokens += num_level_tokens
+        for state_index, turn in zip(unlabelled_states, new_turns, strict=True):
+            right_turns[state_index] = turn
+    return right_turns, num_sampled_tokens
 
 
 def _find_right_turns_at_level(
@@ -95,27 +97,28 @@ def _find_right_turns_at_level(
     """Return a right turn for each state, or None where too few are right, and sampled tokens."""
     last_right_turns: list[PolicyTurn | None] = [None] * len(states)
     right_counts = [0] * len(states)
-    candidates = list(range(len(states)))
-    tokens = 0
+    candidate_states = list(range(len(states)))
+    num_sampled_tokens = 0
     for samples_left in range(num_samples - 1, -1, -1):
         turns = policy.sample_policy_turns(
-            [states[number].prompt for number in candidates], [level] * len(candidates)
+            [states[state_index].prompt for state_index in candidate_states],
+            [level] * len(candidate_states),
         )
-        tokens += sum(turn.tokens for turn in turns)
-        for number, turn in zip(candidates, turns, strict=True):
-            if states[number].decision.is_right(turn.action):
-                right_counts[number] += 1
-                last_right_turns[number] = turn
+        num_sampled_tokens += sum(turn.num_tokens for turn in turns)
+        for state_index, turn in zip(candidate_states, turns, strict=True):
+            if states[state_index].decision.is_right(turn.action):
+                right_counts[state_index] += 1
+                last_right_turns[state_index] = turn
         # Continue with states that have too few right turns so far, and enough samples left.
-        candidates = [
-            number
-            for number in candidates
-            if min_right - samples_left <= right_counts[number] < min_right
+        candidate_states = [
+            state_index
+            for state_index in candidate_states
+            if min_right - samples_left <= right_counts[state_index] < min_right
         ]
     return [
-        turn if count >= min_right else None
-        for turn, count in zip(last_right_turns, right_counts, strict=True)
-    ], tokens
+        turn if right_count >= min_right else None
+        for turn, right_count in zip(last_right_turns, right_counts, strict=True)
+    ], num_sampled_tokens
 
 
 def build_rows(
@@ -158,17 +161,19 @@ def train_on_turns(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * num_batches)
     for epoch in range(epochs):
         losses = []
-        for chosen in torch.randperm(len(rows)).split(BATCH_SIZE):
-            batch = [rows[n] for n in chosen.tolist()]
-            ids = pad_sequence([torch.tensor([*prompt, *turn]) for prompt, turn in batch], True)
+        for batch_indices in torch.randperm(len(rows)).split(BATCH_SIZE):
+            batch = [rows[n] for n in batch_indices.tolist()]
+            input_ids = pad_sequence(
+                [torch.tensor([*prompt, *turn]) for prompt, turn in batch], True
+            )
             labels = pad_sequence(
                 [torch.tensor([-100] * len(prompt) + list(turn)) for prompt, turn in batch],
                 batch_first=True,
                 padding_value=-100,
             )
             lengths = torch.tensor([len(prompt) + len(turn) for prompt, turn in batch])
-            is_token = torch.arange(ids.shape[1]) < lengths.unsqueeze(1)
-            loss = model(ids, attention_mask=is_token.long(), labels=labels).loss
+            is_token = torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)
+            loss = model(input_ids, attention_mask=is_token.long(), labels=labels).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -216,16 +221,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     cfg = load_config(args.config_name, args.overrides)
     environment = MatrixEnvironment.from_config(cfg)
-    began = time.monotonic()
+    start_time = time.monotonic()
     first_task = (args.seed - 1) * args.tasks
     tasks = environment.package.tasks(environment.settings, "train")[
         first_task : first_task + args.tasks
     ]
     policy = Policy(cfg, environment, args.policy)
     states = collect_expert_states(environment, tasks, noise=0.0)
-    right_turns, tokens = find_right_turns(states, policy, args.samples, args.right)
-    counts = [sum(turn is not None and turn.level == n for turn in right_turns) for n in LEVELS]
-    print(f"{len(states)} states, labels of levels 1 to 4: {counts}, {tokens:,} sampled tokens")
+    right_turns, num_sampled_tokens = find_right_turns(states, policy, args.samples, args.right)
+    label_counts = [
+        sum(turn is not None and turn.level == n for turn in right_turns) for n in LEVELS
+    ]
+    print(
+        f"{len(states)} states, labels of levels 1 to 4: {label_counts}, "
+        f"{num_sampled_tokens:,} sampled tokens"
+    )
     rows = build_rows(
         states,
         right_turns,
@@ -237,14 +247,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = train_on_turns(args.policy, rows, args.epochs, args.seed)
     model.save_pretrained(args.out)
     AutoTokenizer.from_pretrained(args.policy).save_pretrained(args.out)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_time
     val_tasks = environment.package.tasks(environment.settings, "val")[: args.val_tasks]
     episodes = run_episodes(environment, Policy(cfg, environment, str(args.out)), val_tasks, FREE)
     result = {
         "seed": args.seed,
         "states": len(states),
-        "labels": counts,
-        "sampled_tokens": tokens,
+        "labels": label_counts,
+        "sampled_tokens": num_sampled_tokens,
         "seconds": round(seconds),
         "success": sum(episode.is_success for episode in episodes) / len(episodes),
         "tokens_per_turn": sum(e.tokens for e in episodes) / sum(e.steps for e in episodes),

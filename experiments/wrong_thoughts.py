@@ -30,7 +30,7 @@ from agent_system.environments.env_package.relay.doors import parse_door
 from verl.utils import jsonl
 from verl.utils.commands import run_and_report_mistakes
 
-HOP_PATTERN = re.compile(r"\d+=(\w)")
+ARROW_STEP_PATTERN = re.compile(r"\d+=(\w)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,8 +54,8 @@ class ClassifiedTurn:
 def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
     """Classify a stored turn of a trajectory."""
     state = parse_door(step["observation"])
-    hops = HOP_PATTERN.findall(step["response"].partition("</think>")[0])
-    is_thought_right = hops == state.follow_arrows(state.place, len(hops))
+    visited_places = ARROW_STEP_PATTERN.findall(step["response"].partition("</think>")[0])
+    is_thought_right = visited_places == state.follow_arrows(state.place, len(visited_places))
     sampled_contexts = [context for context in step.get("contexts") or () if context["original"]]
     return ClassifiedTurn(
         TurnKind(step["level"], is_thought_right, step["action"] == state.answer_place),
@@ -64,24 +64,27 @@ def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
     )
 
 
-def format_turn_kind_table(steps: Iterable[ClassifiedTurn]) -> str:
+def format_turn_kind_table(turns: Iterable[ClassifiedTurn]) -> str:
     """Return a Markdown table with a line per kind of turn."""
-    kinds: dict[TurnKind, list[ClassifiedTurn]] = defaultdict(list)
-    for step in steps:
-        kinds[step.kind].append(step)
-    levels: dict[int, int] = defaultdict(int)
-    for kind, members in kinds.items():
-        levels[kind.level] += len(members)
+    turns_by_kind: dict[TurnKind, list[ClassifiedTurn]] = defaultdict(list)
+    for turn in turns:
+        turns_by_kind[turn.kind].append(turn)
+    num_turns_by_level: dict[int, int] = defaultdict(int)
+    for kind, turns_of_kind in turns_by_kind.items():
+        num_turns_by_level[kind.level] += len(turns_of_kind)
     lines = ["| level | thought | action | steps | share | A_think | entropy |", "|---" * 7 + "|"]
-    words = {True: "right", False: "wrong"}
+    verdicts = {True: "right", False: "wrong"}
     for kind in sorted(
-        kinds, key=lambda kind: (kind.level, -kind.is_thought_right, -kind.is_action_right)
+        turns_by_kind, key=lambda kind: (kind.level, -kind.is_thought_right, -kind.is_action_right)
     ):
-        members = kinds[kind]
-        cells = [str(kind.level), words[kind.is_thought_right], words[kind.is_action_right]]
-        cells += [str(len(members)), f"{len(members) / levels[kind.level]:.3f}"]
-        cells += [_mean(step.think_advantage for step in members)]
-        cells += [_mean(step.entropy for step in members)]
+        turns_of_kind = turns_by_kind[kind]
+        cells = [str(kind.level), verdicts[kind.is_thought_right], verdicts[kind.is_action_right]]
+        cells += [
+            str(len(turns_of_kind)),
+            f"{len(turns_of_kind) / num_turns_by_level[kind.level]:.3f}",
+        ]
+        cells += [_mean(turn.think_advantage for turn in turns_of_kind)]
+        cells += [_mean(turn.entropy for turn in turns_of_kind)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -95,8 +98,8 @@ def parse_step_numbers(text: str) -> list[int]:
     """Parse "1-3,10" to [1, 2, 3, 10]. Raises ``ValueError`` for invalid text."""
     step_numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        step_numbers += range(int(first), int(last if dash else first) + 1)
+        first_step, dash, last_step = part.partition("-")
+        step_numbers += range(int(first_step), int(last_step if dash else first_step) + 1)
     return step_numbers
 
 
@@ -111,13 +114,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     files = [args.run_dir / "rollouts" / f"{step}.jsonl" for step in args.steps]
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise SystemExit(f"--steps: there are no trajectories of these steps: {', '.join(missing)}")
+    missing_files = [str(file) for file in files if not file.is_file()]
+    if missing_files:
+        raise SystemExit(
+            f"--steps: there are no trajectories of these steps: {', '.join(missing_files)}"
+        )
     rows = (row for file in files for row in jsonl.read(file))
-    steps = (step for row in rows for step in row["steps"])
+    stored_turns = (step for row in rows for step in row["steps"])
     sys.stdout.write(
-        format_turn_kind_table(classify_turn(step) for step in steps if step["level"] is not None)
+        format_turn_kind_table(
+            classify_turn(step) for step in stored_turns if step["level"] is not None
+        )
     )
     return 0
 

@@ -37,7 +37,7 @@ THOUGHT_STOPS = (THINK_END, ACTION_START)  # stop strings of a sampled thought
 SEED_RANGE = float(2**63)  # seeds are in [0, SEED_RANGE)
 
 EncodeText = Callable[[str], Sequence[int]]
-# (prompt_ids, max_tokens, stop, route, seed) -> sampled tokens, or None where the engine aborted
+# (prompt_ids, max_tokens, stop, routing_key, seed) -> sampled tokens, or None if the engine aborted
 # the request. Requests of one ``routing_key`` go to the same rollout worker.
 SampleTokens = Callable[
     [list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]
@@ -100,10 +100,10 @@ class AlternativeThoughtSampler:
             return []
         other_levels = [level for level in LEVELS if level != parsed.level]
         if self.settings.alternatives == "one":
-            # The first of the other levels in a random order of all levels. So turns with equal
-            # keys choose the same level, unless it is that of their thought.
-            order = partial(derive_seed, self._seed, "alternative level", *draw_key)
-            return [min(other_levels, key=order)]
+            # Take the first of the other levels in a random order of all levels. Turns with equal
+            # keys then get the same level, unless the policy chose this level in one of them.
+            get_random_rank = partial(derive_seed, self._seed, "alternative level", *draw_key)
+            return [min(other_levels, key=get_random_rank)]
         return other_levels
 
     async def sample_thoughts(
@@ -123,13 +123,13 @@ class AlternativeThoughtSampler:
         """
         sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
         alternatives = TurnAlternativeThoughts(num_requested=len(sampled_levels))
-        hint: list[int] = []
+        action_hint_ids: list[int] = []
         if not self.settings.action_blind:
-            hint = list(self._encode(f"The action will be: {parsed.action}\n"))
-        prefixes = self._codec.encode_format(parsed.turn_format).prefix_ids
+            action_hint_ids = list(self._encode(f"The action will be: {parsed.action}\n"))
+        level_prefix_ids = self._codec.encode_format(parsed.turn_format).prefix_ids
         requests = []
         for level in sampled_levels:
-            prompt = prompt_ids + hint + prefixes[level]
+            prompt = prompt_ids + action_hint_ids + level_prefix_ids[level]
             seed = derive_seed(self._seed, "thought", traj_uid, turn_number, level)
             requests.append(
                 self._sample(prompt, self._max_tokens, THOUGHT_STOPS, routing_key, seed)

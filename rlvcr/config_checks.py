@@ -54,17 +54,17 @@ def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problem
 
 def _check_required_keys(cfg: PPOConfig) -> Problems:
     settings = get_rlvcr_settings(cfg.algorithm)
-    name = cfg.algorithm.adv_estimator
-    if name in THINKING_ESTIMATORS and not settings.enable:
-        why = f"{name} needs scored alternative thoughts"
+    estimator = cfg.algorithm.adv_estimator
+    if estimator in THINKING_ESTIMATORS and not settings.enable:
+        why = f"{estimator} needs scored alternative thoughts"
         yield build_conflict(cfg, f"{KEY_PREFIX}.enable", why, "true or null", "leave it unset")
     if settings.enable and not cfg.env.levels:
         why = "thinking advantages need a policy that chooses thinking levels"
         yield build_conflict(cfg, "env.levels", why, "true or null", "leave env.levels unset")
-    if name == LEVEL_GROUPS_ESTIMATOR and not cfg.env.levels:
+    if estimator == LEVEL_GROUPS_ESTIMATOR and not cfg.env.levels:
         why = "level_groups compares thoughts of a policy that chooses thinking levels"
         yield build_conflict(cfg, "env.levels", why, "true or null", "leave env.levels unset")
-    if settings.level_bonus_w and name == "copo":
+    if settings.level_bonus_w and estimator == "copo":
         why = "copo multiplies advantages, and the bonus would be added"
         fix = f"{KEY_PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
         yield build_conflict(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
@@ -134,16 +134,16 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
     settings = get_rlvcr_settings(cfg.algorithm)
     if not settings.enable or settings.credit != "posterior":
         return
-    rollout = cfg.actor_rollout_ref.rollout
+    rollout_config = cfg.actor_rollout_ref.rollout
     restricted_keys: dict[str, tuple[object, object]] = {
         "algorithm.adv_estimator": (cfg.algorithm.adv_estimator, "rlvcr"),
         f"{KEY_PREFIX}.combine": (settings.combine, "additive"),
         f"{KEY_PREFIX}.alternatives": (settings.alternatives, "all"),
         f"{KEY_PREFIX}.action_blind": (settings.action_blind, True),
         f"{KEY_PREFIX}.permute": (settings.permute, False),
-        "actor_rollout_ref.rollout.temperature": (rollout.temperature, 1.0),
-        "actor_rollout_ref.rollout.top_p": (rollout.top_p, 1.0),
-        "actor_rollout_ref.rollout.top_k": (rollout.top_k, -1),
+        "actor_rollout_ref.rollout.temperature": (rollout_config.temperature, 1.0),
+        "actor_rollout_ref.rollout.top_p": (rollout_config.top_p, 1.0),
+        "actor_rollout_ref.rollout.top_k": (rollout_config.top_k, -1),
     }
     for key, (value, required) in restricted_keys.items():
         if value != required:

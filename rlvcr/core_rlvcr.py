@@ -101,10 +101,10 @@ def combine_advantages(
         if success is None:
             raise ValueError("combine=success needs success [B], one bool per row; got None")
         gate = gate * success.to(thinking).unsqueeze(-1)
-    weighted = gate * thinking
+    weighted_thinking = gate * thinking
     if price_share is not None and price_in != "gate":
-        weighted = weighted + (1 - gate) * price_share
-    return trajectory + step_advantage_w * weighted
+        weighted_thinking = weighted_thinking + (1 - gate) * price_share
+    return trajectory + step_advantage_w * weighted_thinking
 
 
 def compute_credit_metrics(
@@ -128,13 +128,13 @@ def compute_credit_metrics(
     >>> round(metrics["rlvcr/thinking_share"], 2), metrics["rlvcr/sign_flip_share"]
     (0.44, 0.5)
     """
-    sampled = response_mask.bool()
+    is_sampled = response_mask.bool()
     thinking_part = advantages - returns
-    is_credited = sampled & (thinking_part != 0)
+    is_credited = is_sampled & (thinking_part != 0)
     # Also count tokens whose thinking advantage has no effect because of ``combine``.
     for credit_column in (thinking_level_entropies, thinking_reweight):
         if credit_column is not None:
-            is_credited = is_credited | (sampled & (credit_column != 0))
+            is_credited = is_credited | (is_sampled & (credit_column != 0))
     trajectory_abs_mean = masked_mean(returns.abs(), is_credited).item()
     thinking_abs_mean = masked_mean(thinking_part.abs(), is_credited).item()
     is_sign_flipped = is_credited & (advantages * returns < 0)
@@ -146,7 +146,7 @@ def compute_credit_metrics(
         "rlvcr/sign_flip_share": masked_mean(
             is_sign_flipped.float(), is_credited & (returns != 0)
         ).item(),
-        "rlvcr/credited_token_share": masked_mean(is_credited.float(), sampled).item(),
+        "rlvcr/credited_token_share": masked_mean(is_credited.float(), is_sampled).item(),
     }
     if thinking_level_entropies is not None:
         metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(
@@ -157,12 +157,12 @@ def compute_credit_metrics(
     return metrics
 
 
-_RLVCR_INPUTS = OUTCOME_INPUTS | {"traj_index": "traj_uid"}
+_RLVCR_INPUT_COLUMNS = OUTCOME_INPUTS | {"traj_index": "traj_uid"}
 
 
 @register_adv_est(
     "rlvcr",
-    inputs=_RLVCR_INPUTS
+    inputs=_RLVCR_INPUT_COLUMNS
     | {
         "thinking_level_entropies": THINKING_ADVANTAGES,
         "thinking_token_costs": PRICE_SHARES,
@@ -188,8 +188,8 @@ def compute_rlvcr_outcome_advantage(
     thinking_level_entropies: PerToken,
     thinking_token_costs: PerToken,
     step_advantage_w: float = 1.0,
-    # Unused argument, kept because the published code passes it.
-    thinking_diversity_w: float = 0.5,  # noqa: ARG001  the actor's loss reads it
+    # Not used here, since the actor's loss applies this weight. The published code passes it.
+    thinking_diversity_w: float = 0.5,  # noqa: ARG001
     mode: str = "mean_norm",
     combine: str = "additive",
     thinking_reweight: PerToken | None = None,
@@ -220,31 +220,31 @@ def compute_rlvcr_outcome_advantage(
     trajectory = _compute_trajectory_advantage(
         token_level_rewards, response_mask, index, traj_index, mode, epsilon
     )
-    sampled = response_mask.float()
-    scores = token_level_rewards.double().sum(-1)
-    is_success = scores > 0 if success is None else np.asarray(success).astype(bool)
+    sampled_mask = response_mask.float()
+    row_returns = token_level_rewards.double().sum(-1)
+    is_success = row_returns > 0 if success is None else np.asarray(success).astype(bool)
     advantages = combine_advantages(
         trajectory,
-        thinking_level_entropies.float() * sampled,
+        thinking_level_entropies.float() * sampled_mask,
         step_advantage_w,
         combine,
-        torch.as_tensor(is_success, device=scores.device),
+        torch.as_tensor(is_success, device=row_returns.device),
         thinking_reweight,
-        price_share=thinking_token_costs.float() * sampled,
+        price_share=thinking_token_costs.float() * sampled_mask,
         price_in=price_in,
     )
     # thinking_group_price comes from successful trajectories, so ``combine`` does not apply to it.
     if thinking_group_price is not None:
-        advantages = advantages + step_advantage_w * thinking_group_price.float() * sampled
+        advantages = advantages + step_advantage_w * thinking_group_price.float() * sampled_mask
     # Added after ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
-        advantages = advantages + thinking_level_bonus * sampled
+        advantages = advantages + thinking_level_bonus * sampled_mask
     return advantages, trajectory
 
 
 @register_adv_est(
     "level_groups",
-    inputs=_RLVCR_INPUTS | {"thinking_group_price": "thinking_group_price"},
+    inputs=_RLVCR_INPUT_COLUMNS | {"thinking_group_price": "thinking_group_price"},
     params={
         "step_advantage_w": "algorithm.rlvcr.step_advantage_w",
         "mode": "algorithm.rlvcr.mode",
@@ -282,7 +282,7 @@ def compute_level_groups_outcome_advantage(
 
 @register_adv_est(
     "copo",
-    inputs=_RLVCR_INPUTS | {"thinking_reweight": "thinking_reweight"},
+    inputs=_RLVCR_INPUT_COLUMNS | {"thinking_reweight": "thinking_reweight"},
     params={"mode": "algorithm.rlvcr.mode"},
     metrics=compute_credit_metrics,
 )
@@ -327,7 +327,9 @@ def _compute_trajectory_advantage(
     epsilon: float,
 ) -> PerToken:
     """Return the trajectory advantage [B, R] of the returns, normalised as in GRPO."""
-    scores = token_level_rewards.double().sum(-1)
+    row_returns = token_level_rewards.double().sum(-1)
     divides_by_std = choose(mode, NORM_MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
-    row_advantages = group_normalised_scores(scores, index, traj_index, divides_by_std, epsilon)
+    row_advantages = group_normalised_scores(
+        row_returns, index, traj_index, divides_by_std, epsilon
+    )
     return spread(row_advantages, response_mask)

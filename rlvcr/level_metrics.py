@@ -11,7 +11,7 @@ from rlvcr.records import ThinkingTurnRecord
 from verl.utils.saved_state import check_state_value, is_count
 
 logger = logging.getLogger(__name__)
-NUM_PERMUTATIONS = 20  # shuffles of the levels; they estimate the mutual information of chance
+NUM_PERMUTATIONS = 20  # shuffles of the levels; they estimate the information expected by chance
 MAX_SITUATIONS = 16  # the report has one table row per situation; more are unreadable
 
 
@@ -27,22 +27,27 @@ def compute_level_metrics(
     ``rlvcr/level_success_k`` is the success rate of turns at level k, absent if there are none.
     ``rlvcr/parse_fail_<reason>`` is a share of all turns.
     """
-    counts: Counter[int] = Counter()
-    successes: Counter[int] = Counter()
+    level_counts: Counter[int] = Counter()
+    success_counts: Counter[int] = Counter()
     for level, is_success in zip(levels, success, strict=True):
         if level is not None:
-            counts[level] += 1
-            successes[level] += bool(is_success)
-    total = counts.total()
+            level_counts[level] += 1
+            success_counts[level] += bool(is_success)
+    num_turns_with_level = level_counts.total()
     # Report share 0 for a level that was not sampled: a missing value would hide a collapse.
-    metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
-    metrics["rlvcr/level_steps"] = float(total)
+    metrics = {
+        f"rlvcr/level_share_{k}": level_counts[k] / num_turns_with_level
+        if num_turns_with_level
+        else 0.0
+        for k in LEVELS
+    }
+    metrics["rlvcr/level_steps"] = float(num_turns_with_level)
     for level in LEVELS:
         # The success rate of a level that was not sampled is unknown, not 0.
-        if counts[level]:
-            metrics[f"rlvcr/level_success_{level}"] = successes[level] / counts[level]
-    reasons = Counter(reason for reason in failures if reason is not None)
-    for reason, count in sorted(reasons.items()):
+        if level_counts[level]:
+            metrics[f"rlvcr/level_success_{level}"] = success_counts[level] / level_counts[level]
+    failure_counts = Counter(reason for reason in failures if reason is not None)
+    for reason, count in sorted(failure_counts.items()):
         metrics[f"rlvcr/parse_fail_{reason}"] = count / len(failures)
     return metrics
 
@@ -64,9 +69,12 @@ def compute_level_mutual_information(
         return {}
     level_indices = np.array([LEVELS.index(level) for level, _ in levels_and_situations])
     # Number the situations with a dict: an array would reserve the longest text for each of them.
-    numbers: dict[str, int] = {}
+    situation_numbers: dict[str, int] = {}
     situation_indices = np.array(
-        [numbers.setdefault(name, len(numbers)) for _, name in levels_and_situations]
+        [
+            situation_numbers.setdefault(name, len(situation_numbers))
+            for _, name in levels_and_situations
+        ]
     )
     rng = np.random.default_rng(0)
     permuted_information = [
@@ -92,21 +100,21 @@ def compute_levels_by_situation(
     names it. The result is empty for more than ``MAX_SITUATIONS`` situations.
     """
     turns_by_situation: dict[str, list[ThinkingTurnRecord]] = {}
-    for step in turns:
-        if step.situation and step.level and not step.level_forced:
-            turns_by_situation.setdefault(step.situation, []).append(step)
+    for turn in turns:
+        if turn.situation and turn.level and not turn.level_forced:
+            turns_by_situation.setdefault(turn.situation, []).append(turn)
     if len(turns_by_situation) > MAX_SITUATIONS:
         return {}
     metrics: dict[str, float] = {}
     for situation, situation_turns in sorted(turns_by_situation.items()):
         key_prefix = f"{prefix}/{situation}"
-        counts = Counter(step.level for step in situation_turns)
+        counts = Counter(turn.level for turn in situation_turns)
         metrics[f"{key_prefix}/steps"] = float(len(situation_turns))
         metrics |= {
             f"{key_prefix}/share_{level}": counts[level] / len(situation_turns) for level in LEVELS
         }
         required_levels = [
-            step.needed_level for step in situation_turns if step.needed_level is not None
+            turn.needed_level for turn in situation_turns if turn.needed_level is not None
         ]
         if required_levels:
             metrics[f"{key_prefix}/needed_level"] = float(np.mean(required_levels))
@@ -125,11 +133,11 @@ def _compute_index_mutual_information(
 def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
     """Return the mutual information of rows and columns of a table of counts, in nats."""
     table = np.asarray(counts, dtype=np.float64)
-    joint = table / (table.sum() or 1.0)
-    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
-    is_nonzero = joint > 0
-    log_ratios = np.log(joint[is_nonzero] / independent[is_nonzero])
-    return float((joint[is_nonzero] * log_ratios).sum())
+    joint_probs = table / (table.sum() or 1.0)
+    independent_probs = joint_probs.sum(1, keepdims=True) * joint_probs.sum(0, keepdims=True)
+    is_nonzero = joint_probs > 0
+    log_ratios = np.log(joint_probs[is_nonzero] / independent_probs[is_nonzero])
+    return float((joint_probs[is_nonzero] * log_ratios).sum())
 
 
 class LevelCollapseDetector:
@@ -151,15 +159,15 @@ class LevelCollapseDetector:
         """
         sampled_levels = set(levels)
         for level in LEVELS:
-            steps = 0 if level in sampled_levels else self.steps_since_sampled[level] + 1
-            self.steps_since_sampled[level] = steps
-            if steps and steps % self.patience == 0:
+            num_steps = 0 if level in sampled_levels else self.steps_since_sampled[level] + 1
+            self.steps_since_sampled[level] = num_steps
+            if num_steps and num_steps % self.patience == 0:
                 logger.warning(
                     "thinking level %d was not sampled for %d steps; raise "
                     "algorithm.rlvcr.thinking_diversity_w, set algorithm.rlvcr.epsilon_levels or "
                     "use algorithm.rlvcr.combine=gated",
                     level,
-                    steps,
+                    num_steps,
                 )
         return [level for level in LEVELS if self.steps_since_sampled[level] >= self.patience]
 

@@ -122,8 +122,8 @@ class ParsedTurn:
     first token of ``</action>``, which distinguishes "cabinet 1" from "cabinet 10". The span of a
     missing part is None.
 
-    ``parser`` is the name of the pattern that matched. A turn with a ``failure`` gets no credit for
-    its level.
+    ``pattern_name`` is the name of the pattern that matched. A turn with a ``failure`` gets no
+    credit for its level.
 
         tokens   <level> 3 </level><think> look </think> <action> go </action>
         indices  0       1 2               3    4        5        6  7
@@ -138,7 +138,7 @@ class ParsedTurn:
     score_span: Span | None
     thought: str
     action: str
-    parser: str
+    pattern_name: str
     failure: ParseFailure | None
     turn_format: TurnFormat = PLAIN_FORMAT
     thought_end_span: Span | None = None
@@ -264,20 +264,22 @@ def _match_turn(text: bytes) -> tuple[str, re.Match[bytes], ParseFailure | None]
     """
     last_action_end = text.rfind(ACTION_END.encode())
     # Start of the last action that is closed.
-    last_action = text.rfind(ACTION_START.encode(), 0, max(last_action_end, 0))
+    last_action_start = text.rfind(ACTION_START.encode(), 0, max(last_action_end, 0))
     level_tag = _LEVEL_TAG.search(text)
     level_start = text.find(b"<level>")
-    starts = {  # position of a pattern; -1 if it cannot match. Other patterns match at 0.
-        "missing_level": 0 if last_action >= 0 and level_start < 0 else -1,
+    start_by_pattern = {  # position of a pattern; -1 if it cannot match. Other patterns match at 0.
+        "missing_level": 0 if last_action_start >= 0 and level_start < 0 else -1,
         "invalid_level": -1
-        if last_action < 0 or level_tag
-        else text.rfind(b"<level>", 0, last_action),
-        "misplaced": level_tag.start() if level_tag and level_tag.end() <= last_action else -1,
-        "any_action": text.find(ACTION_START.encode()) if last_action >= 0 else -1,
+        if last_action_start < 0 or level_tag
+        else text.rfind(b"<level>", 0, last_action_start),
+        "misplaced": level_tag.start()
+        if level_tag and level_tag.end() <= last_action_start
+        else -1,
+        "any_action": text.find(ACTION_START.encode()) if last_action_start >= 0 else -1,
         "open_action": text.find(ACTION_START.encode(), last_action_end + 1),
     }
     for name, pattern, failure in _TURN_PATTERNS:
-        start = starts.get(name, 0)
+        start = start_by_pattern.get(name, 0)
         if start >= 0 and (match := pattern.match(text, start)):
             return name, match, failure
     return None
@@ -288,7 +290,7 @@ class _JoinedBytes:
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.text = b"".join(pieces)
-        self.starts = list(accumulate((len(piece) for piece in pieces), initial=0))
+        self.token_starts = list(accumulate((len(piece) for piece in pieces), initial=0))
 
     def find_token_span(self, start: int, end: int) -> Span:
         """Return the range of the tokens that contain at least one of the bytes ``[start, end)``.
@@ -296,10 +298,10 @@ class _JoinedBytes:
         For an empty byte range, return an empty range at the first token from ``start`` on.
         """
         if start == end:
-            next_token_index = bisect_left(self.starts, start)
+            next_token_index = bisect_left(self.token_starts, start)
             return next_token_index, next_token_index
         # bisect_right skips tokens without bytes, which start at the same byte as the next one.
-        return bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
+        return bisect_right(self.token_starts, start) - 1, bisect_left(self.token_starts, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,75 +374,83 @@ class LevelCodec:
         thought_end = min(thought_end_positions)
         if re.search(rb"</?level>|<think>|</action>", joined_bytes.text[:thought_end]):
             return None
-        num_kept = joined_bytes.find_token_span(0, thought_end)[1]
-        trailing_text = joined_bytes.text[thought_end : joined_bytes.starts[num_kept]].decode(
-            errors="replace"
-        )
+        num_thought_tokens = joined_bytes.find_token_span(0, thought_end)[1]
+        trailing_text = joined_bytes.text[
+            thought_end : joined_bytes.token_starts[num_thought_tokens]
+        ].decode(errors="replace")
         if not turn_format.after.startswith(trailing_text):
             return None
-        tokens = self.encode_format(turn_format)
-        prefix = tokens.prefix_ids[level]
+        format_tokens = self.encode_format(turn_format)
+        prefix = format_tokens.prefix_ids[level]
         # Use the same closing tokens in every context. Only if the last sampled token contains the
         # beginning of </think>, encode the remaining text separately.
         closing_tokens = (
             self._encode(turn_format.after[len(trailing_text) :])
             if trailing_text
-            else tokens.closing_ids
+            else format_tokens.closing_ids
         )
-        span = (len(prefix), len(prefix) + num_kept)
+        thought_span = (len(prefix), len(prefix) + num_thought_tokens)
         thought = joined_bytes.text[:thought_end].decode(errors="replace")
-        sampled = [int(token) for token in sampled_ids[:num_kept]]
-        return AlternativeThought(level, [*prefix, *sampled, *closing_tokens], span, thought)
+        thought_ids = [int(token) for token in sampled_ids[:num_thought_tokens]]
+        return AlternativeThought(
+            level, [*prefix, *thought_ids, *closing_tokens], thought_span, thought
+        )
 
     def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> AlternativeThought:
         """Return the tokens of the empty thought of thinking level 1, which needs no generation."""
-        tokens = self.encode_format(turn_format)
-        position = len(tokens.prefix_ids[1])
-        return AlternativeThought(1, list(tokens.empty_thought_ids), (position, position), "")
+        format_tokens = self.encode_format(turn_format)
+        thought_position = len(format_tokens.prefix_ids[1])
+        return AlternativeThought(
+            1, list(format_tokens.empty_thought_ids), (thought_position, thought_position), ""
+        )
 
     def _build_parsed_turn(
         self,
         parser: str,
         match: re.Match[bytes],
-        joined: _JoinedBytes,
+        joined_bytes: _JoinedBytes,
         failure: ParseFailure | None,
     ) -> ParsedTurn:
         token_spans = {
-            name: joined.find_token_span(*match.span(name))
+            name: joined_bytes.find_token_span(*match.span(name))
             for name in match.groupdict()
             if match[name] is not None
         }
-        level = token_spans.get("level")
-        action = token_spans.get("action")
+        level_span = token_spans.get("level")
+        action_span = token_spans.get("action")
         score_span = None
-        if action is not None:
+        if action_span is not None:
             start, stop = match.span("action")
             # One byte of "</action>" locates its first token for any tokenization of the tag.
-            is_closed = joined.text[stop:].startswith(ACTION_END.encode())
-            score_span = joined.find_token_span(start, stop + 1) if is_closed else action
-            if failure is None and joined.starts[score_span[0]] != start:
+            is_closed = joined_bytes.text[stop:].startswith(ACTION_END.encode())
+            score_span = joined_bytes.find_token_span(start, stop + 1) if is_closed else action_span
+            if failure is None and joined_bytes.token_starts[score_span[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
-        closing_span = None
+        thought_end_span = None
         if failure is None:
             # One byte of "</think>" locates its first token.
             thought_end = match.end("thought")
-            closing_span = joined.find_token_span(thought_end, thought_end + 1)
+            thought_end_span = joined_bytes.find_token_span(thought_end, thought_end + 1)
         turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
-        is_merged = level is not None and joined.starts[level[1]] - joined.starts[level[0]] != 1
-        if is_merged or (failure is None and not self._has_single_token_digits(turn_format)):
+        is_digit_merged = (
+            level_span is not None
+            and joined_bytes.token_starts[level_span[1]] - joined_bytes.token_starts[level_span[0]]
+            != 1
+        )
+        if is_digit_merged or (failure is None and not self._has_single_token_digits(turn_format)):
             failure = ParseFailure.MERGED_LEVEL
         return ParsedTurn(
-            level=int(match["level"]) if level else None,
-            level_span=level,
+            level=int(match["level"]) if level_span else None,
+            level_span=level_span,
             thought_span=token_spans.get("thought"),
-            action_span=action,
+            action_span=action_span,
             score_span=score_span,
             thought=_decode_regex_group(match, "thought"),
             action=_decode_regex_group(match, "action"),
-            parser=parser,
+            pattern_name=parser,
             failure=failure,
             turn_format=turn_format,
-            thought_end_span=closing_span,
+            thought_end_span=thought_end_span,
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -453,13 +463,13 @@ class LevelCodec:
             level: self._find_digit_index(turn_format, level, ids)
             for level, ids in prefixes.items()
         }
-        digits = tuple(prefixes[level][digit_indices[level]] for level in LEVELS)
+        digit_ids = tuple(prefixes[level][digit_indices[level]] for level in LEVELS)
         tokens_around_digit = {
             (tuple(ids[: digit_indices[level]]), tuple(ids[digit_indices[level] + 1 :]))
             for level, ids in prefixes.items()
         }
         # If more tokens than the digit differed, scores would depend on the tokenization of tags.
-        if len(tokens_around_digit) != 1 or len(set(digits)) != len(LEVELS):
+        if len(tokens_around_digit) != 1 or len(set(digit_ids)) != len(LEVELS):
             raise ValueError(
                 "the tokenizer encodes the prefixes of the four levels with different tokens "
                 "around the digit; use a tokenizer that encodes digits as separate tokens"
@@ -469,7 +479,7 @@ class LevelCodec:
             prefixes,
             closing_ids,
             self._encode(turn_format.render_prefix(1) + turn_format.after),
-            digits,
+            digit_ids,
         )
 
     def _has_single_token_digits(self, turn_format: TurnFormat) -> bool:
@@ -485,19 +495,25 @@ class LevelCodec:
         byte_index = joined_bytes.text.index(str(level).encode())
         position = joined_bytes.find_token_span(byte_index, byte_index + 1)[0]
         if byte_pieces[position] != str(level).encode():
-            tokens = [piece.decode(errors="replace") for piece in byte_pieces]
+            token_texts = [piece.decode(errors="replace") for piece in byte_pieces]
             raise ValueError(
                 f"the tokenizer merges level digit {level} with its tag: "
-                f"{turn_format.render_prefix(level)!r} becomes {tokens}; add the digits or the "
-                "tags as separate tokens"
+                f"{turn_format.render_prefix(level)!r} becomes {token_texts}; add the digits or "
+                "the tags as separate tokens"
             )
         return position
 
 
 def _extract_format(match: re.Match[bytes]) -> TurnFormat:
     """Return the texts around level digit and thought, from the ``match`` of a valid turn."""
-    digit, thought, action = (match.span(group) for group in ("level", "thought", "action"))
-    text_ranges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
+    digit_span, thought_span, action_span = (
+        match.span(group) for group in ("level", "thought", "action")
+    )
+    text_ranges = (
+        (0, digit_span[0]),
+        (digit_span[1], thought_span[0]),
+        (thought_span[1], action_span[0]),
+    )
     # Only tags and white space match outside of the groups, and both are ASCII.
     return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in text_ranges))
 

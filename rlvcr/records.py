@@ -38,7 +38,7 @@ class ScoredThought:
 
     def to_json(self) -> dict[str, object]:
         """Return the fields and the scores as a dict, as a rollout file stores them."""
-        line: dict[str, object] = {
+        json_fields: dict[str, object] = {
             "level": self.level,
             "thought": self.thought,
             "tokens": self.tokens,
@@ -46,8 +46,8 @@ class ScoredThought:
             "original": self.original,
         }
         for attribute, name in SCORE_KEYS.items():
-            line[name] = float(getattr(self.scores, attribute))
-        return line
+            json_fields[name] = float(getattr(self.scores, attribute))
+        return json_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class ThinkingTurnRecord(StepRecord):
     def to_json(self) -> dict[str, object]:
         """Return the record as a dict, as a rollout file stores it."""
         # super() would fail, because dataclass(slots=True) replaces the class by a new one.
-        line = StepRecord.to_json(self)
-        line["contexts"] = [context.to_json() for context in self.contexts]
+        json_fields = StepRecord.to_json(self)
+        json_fields["contexts"] = [context.to_json() for context in self.contexts]
         # Omit these two keys if the environment does not name the situation of a turn.
         for name in ("situation", "needed_level"):
-            if not line[name]:
-                del line[name]
-        return line
+            if not json_fields[name]:
+                del json_fields[name]
+        return json_fields
 
 
 # Arguments of ``ThinkingTurnRecord.with_credit``: thoughts, thinking advantage, its price share.
@@ -130,5 +130,5 @@ class CreditedTurns(TurnRecords):
 
     def make_records(self) -> list[ThinkingTurnRecord]:
         """Return the turn records with their scores and thinking advantages."""
-        pairs = zip(self.records, self.credit, strict=True)
-        return [record.with_credit(*credit) for record, credit in pairs]
+        record_credit_pairs = zip(self.records, self.credit, strict=True)
+        return [record.with_credit(*credit) for record, credit in record_credit_pairs]

@@ -222,9 +222,9 @@ UNPARSED_PLOT = Plot(
 )
 THOUGHTS_VIEW = AlternativesView(
     key="contexts",
-    badge="level",
+    badge_key="level",
     text="thought",
-    chosen="original",
+    chosen_key="original",
     columns=(
         NumberColumn("tokens", "tokens"),
         NumberColumn(
@@ -232,7 +232,7 @@ THOUGHTS_VIEW = AlternativesView(
             "log-prob",
             "{:.2f}",
             "mean log-probability of the action's tokens after this thought",
-            best=True,
+            highlights_largest=True,
         ),
         NumberColumn("score_entropy", "entropy", "{:.2f}", "mean entropy over the action's tokens"),
     ),
@@ -243,7 +243,7 @@ THOUGHTS_VIEW = AlternativesView(
 CONTRIBUTIONS.append(
     ReportContribution(
         name="rlvcr",
-        console=(
+        console_metrics=(
             ConsoleMetric(
                 "levels 1-4",
                 tuple(f"rlvcr/level_share_{level}" for level in LEVELS),
@@ -259,8 +259,8 @@ CONTRIBUTIONS.append(
         ),
         sections=(THINKING_SECTION, LEVEL_CHOICE_SECTION, AUDIT_SECTION),
         health_plots=(UNPARSED_PLOT,),
-        steps=TurnView(
-            badge="level",
+        turn_view=TurnView(
+            badge_key="level",
             flags=("parse_failure",),
             alternatives=THOUGHTS_VIEW,
             lead="The tables compare the sampled thought with alternative thoughts of the other "

@@ -27,23 +27,23 @@ DIGIT_LABEL_OFFSET = 10  # label of a request that scores level digit k: DIGIT_L
 class RowTurn:
     """Turn of a row: its tokens, their parts and its alternative thoughts.
 
-    ``turn_index`` counts from 0 in the episode. ``token_ids`` begin at unpadded index ``start`` of
-    the row. ``parsed`` locates level, thought and action in ``token_ids``. ``alternatives`` is None
-    if no alternative thoughts were requested. If the thinking level was forced, the first
-    ``num_forced`` tokens were not sampled.
+    ``turn_index`` counts from 0 in the episode. ``token_ids`` begin at unpadded index
+    ``row_offset`` of the row. ``parsed`` locates level, thought and action in ``token_ids``.
+    ``alternatives`` is None if no alternative thoughts were requested. If the thinking level was
+    forced, the first ``num_forced_tokens`` tokens were not sampled.
     """
 
     turn_index: int
-    start: int
+    row_offset: int
     token_ids: Sequence[int]
     parsed: ParsedTurn
     alternatives: TurnAlternativeThoughts | None = None
-    num_forced: int = 0
+    num_forced_tokens: int = 0
 
     @property
     def has_sampled_level(self) -> bool:
         """True if the policy chose the thinking level, and the turn could be parsed."""
-        return not self.num_forced and self.parsed.level_span is not None
+        return not self.num_forced_tokens and self.parsed.level_span is not None
 
     @property
     def has_level_alternatives(self) -> bool:
@@ -70,7 +70,7 @@ class RowTurn:
     ) -> list[tuple[int, int]]:
         """Return the ranges of ``ParsedTurn.credit_spans`` without forced tokens."""
         spans = self.parsed.credit_spans(offset, includes_thought_end)
-        return [(start, end) for start, end in spans if start >= offset + self.num_forced]
+        return [(start, end) for start, end in spans if start >= offset + self.num_forced_tokens]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
         """Return text and token count of the turn's thoughts, by thinking level."""
@@ -88,8 +88,8 @@ class ScoredTurns:
     """Scores of the actions of all S turns of a batch, with one column per thinking level.
 
     ``scores`` [S, 4] are negative entropies, log-probs or probabilities of the action after the
-    thought of each level. ``row_indices[s]`` is the row of turn s, ``entries[s]`` has its log-probs
-    and entropies by level. ``is_valid`` [S, 4] is true if the level has a scored thought.
+    thought of each level. ``row_indices[s]`` is the row of turn s, ``scores_by_level[s]`` has its
+    log-probs and entropies by level. ``is_valid`` [S, 4] is true if the level has a scored thought.
     ``thought_tokens`` [S, 4] are numbers of tokens. ``chosen_columns`` [S] are the columns of the
     chosen levels, -1 for an unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's
     tokens. ``level_log_probs`` [S, 4] are log-probs of the level digits, 0 if they were not
@@ -98,7 +98,7 @@ class ScoredTurns:
 
     row_indices: list[int]
     turns: list[RowTurn]
-    entries: list[dict[int, ScoreResult]]
+    scores_by_level: list[dict[int, ScoreResult]]
     scores: torch.Tensor
     is_valid: torch.Tensor
     thought_tokens: torch.Tensor
@@ -125,8 +125,8 @@ def build_score_requests(
     """
     branches: list[list[BranchRequest]] = []
     spans: list[list[SpanRequest]] = []
-    for turns in rows:
-        parsed_turns = [turn for turn in turns if turn.parsed.failure is None]
+    for row_turns in rows:
+        parsed_turns = [turn for turn in row_turns if turn.parsed.failure is None]
         spans.append([_build_action_span(turn) for turn in parsed_turns])
         branches.append(
             [branch for turn in parsed_turns for branch in _build_thought_branches(turn)]
@@ -140,7 +140,7 @@ def build_score_requests(
 
 def _build_action_span(turn: RowTurn) -> SpanRequest:
     level, (action_start, action_end) = turn.parsed.level_and_scored_span
-    start, end = turn.start + action_start, turn.start + action_end
+    start, end = turn.row_offset + action_start, turn.row_offset + action_end
     return SpanRequest(start, end, step=turn.turn_index, label=level)
 
 
@@ -152,11 +152,11 @@ def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
     if turn.alternatives is None:
         return []
     _, (action_start, action_end) = turn.parsed.level_and_scored_span
-    action = [int(token) for token in turn.token_ids[action_start:action_end]]
+    action_ids = [int(token) for token in turn.token_ids[action_start:action_end]]
     return [
         BranchRequest(
-            turn.start,
-            [*thought.token_ids, *action],
+            turn.row_offset,
+            [*thought.token_ids, *action_ids],
             target_start=len(thought.token_ids),
             step=turn.turn_index,
             label=thought.level,
@@ -167,13 +167,13 @@ def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
 
 def _build_digit_span(turn: RowTurn) -> SpanRequest:
     level, _ = turn.parsed.level_and_scored_span
-    start = turn.start + turn.digit_position
+    start = turn.row_offset + turn.digit_position
     return SpanRequest(start, start + 1, step=turn.turn_index, label=DIGIT_LABEL_OFFSET + level)
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[BranchRequest]:
     """Return requests (branches) for the log-prob of each level digit that was not sampled."""
-    start = turn.start + turn.digit_position
+    start = turn.row_offset + turn.digit_position
     return [
         BranchRequest(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
         for level in LEVELS
@@ -193,7 +193,7 @@ def build_score_table(
     actions after alternative thoughts (sampled at other thinking levels). ``score`` is the value of
     ``algorithm.rlvcr.score``.
     """
-    entries: list[dict[int, ScoreResult]] = []
+    scores_by_label: list[dict[int, ScoreResult]] = []
     for row, row_span_scores, row_branch_scores in zip(
         rows, span_scores, branch_scores, strict=True
     ):
@@ -201,31 +201,31 @@ def build_score_table(
         for segment_score in (*row_span_scores, *row_branch_scores):
             scores_by_turn.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
-        entries.extend(scores_by_turn.get(turn.turn_index, {}) for turn in row)
+        scores_by_label.extend(scores_by_turn.get(turn.turn_index, {}) for turn in row)
     row_indices, turns = flatten_turns(rows)
     shape = (len(turns), len(LEVELS))
     # Single elements are set in arrays, because setting them in tensors is many times slower.
     scores, thought_tokens, action_log_probs, level_log_probs = np.zeros((4, *shape))
     is_valid = np.zeros(shape, dtype=bool)
     chosen_columns = np.full(len(turns), -1)
-    for turn_index, (turn, turn_scores) in enumerate(zip(turns, entries, strict=True)):
+    for turn_index, (turn, turn_scores) in enumerate(zip(turns, scores_by_label, strict=True)):
         thoughts = turn.thoughts_by_level()
         for digit_label in [label for label in turn_scores if label > DIGIT_LABEL_OFFSET]:
             digit_score = turn_scores.pop(digit_label)
             level_log_probs[turn_index, digit_label - DIGIT_LABEL_OFFSET - 1] = digit_score.logprob
         for level, segment_score in turn_scores.items():
-            position = turn_index, level - 1
-            action_log_probs[position] = segment_score.logprob * segment_score.num_tokens
-            scores[position] = compute_action_score(segment_score, score)
-            is_valid[position] = True
-            _, thought_tokens[position] = thoughts[level]
+            table_index = turn_index, level - 1
+            action_log_probs[table_index] = segment_score.logprob * segment_score.num_tokens
+            scores[table_index] = compute_action_score(segment_score, score)
+            is_valid[table_index] = True
+            _, thought_tokens[table_index] = thoughts[level]
         if turn.parsed.failure is None:
             level, _ = turn.parsed.level_and_scored_span
             chosen_columns[turn_index] = level - 1
     return ScoredTurns(
         row_indices=row_indices,
         turns=turns,
-        entries=entries,
+        scores_by_level=scores_by_label,
         # Float64, because advantages are differences of nearly equal scores.
         scores=torch.from_numpy(scores),
         is_valid=torch.from_numpy(is_valid),
@@ -242,33 +242,41 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
     ``rlvcr/expanded_steps`` counts the turns for which alternative thoughts were requested, even if
     all were dropped. ``advantage`` [S] is the thinking advantage of each turn.
     """
-    expanded_indices = [s for s, turn in enumerate(table.turns) if turn.alternatives is not None]
+    indices_with_alternatives = [
+        s for s, turn in enumerate(table.turns) if turn.alternatives is not None
+    ]
     requested_alternatives = [
         turn.alternatives for turn in table.turns if turn.alternatives is not None
     ]
-    dropped: Counter[str] = Counter()
+    drop_counts: Counter[str] = Counter()
     for alternatives in requested_alternatives:
-        dropped.update(alternatives.dropped)
+        drop_counts.update(alternatives.dropped)
     num_requested = sum(alternatives.num_requested for alternatives in requested_alternatives)
     metrics = {
-        "rlvcr/expanded_steps": float(len(expanded_indices)),
+        "rlvcr/expanded_steps": float(len(indices_with_alternatives)),
         "rlvcr/alternative_tokens": float(
             sum(alternatives.sampled_tokens for alternatives in requested_alternatives)
         ),
     }
-    for reason, count in sorted(dropped.items()):
+    for reason, count in sorted(drop_counts.items()):
         metrics[f"rlvcr/dropped_{reason}"] = count / num_requested
     sampled_scores = [
-        entries[turn.parsed.level_and_scored_span[0]]
-        for turn, entries in zip(table.turns, table.entries, strict=True)
-        if entries
+        level_scores[turn.parsed.level_and_scored_span[0]]
+        for turn, level_scores in zip(table.turns, table.scores_by_level, strict=True)
+        if level_scores
     ]
     if sampled_scores:
-        metrics["rlvcr/score_logprob"] = float(np.mean([entry.logprob for entry in sampled_scores]))
-        metrics["rlvcr/score_entropy"] = float(np.mean([entry.entropy for entry in sampled_scores]))
-    if expanded_indices:
-        metrics["rlvcr/valid_contexts_mean"] = (
-            table.is_valid[expanded_indices].sum(-1).float().mean().item()
+        metrics["rlvcr/score_logprob"] = float(
+            np.mean([turn_score.logprob for turn_score in sampled_scores])
         )
-        metrics["rlvcr/advantage_abs_mean"] = advantage[expanded_indices].abs().mean().item()
+        metrics["rlvcr/score_entropy"] = float(
+            np.mean([turn_score.entropy for turn_score in sampled_scores])
+        )
+    if indices_with_alternatives:
+        metrics["rlvcr/valid_contexts_mean"] = (
+            table.is_valid[indices_with_alternatives].sum(-1).float().mean().item()
+        )
+        metrics["rlvcr/advantage_abs_mean"] = (
+            advantage[indices_with_alternatives].abs().mean().item()
+        )
     return metrics

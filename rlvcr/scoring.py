@@ -102,11 +102,11 @@ def add_thinking_advantages(data: DataProto, config: PPOConfig) -> DataProto:
     Scores are added to the turn records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns
     ``data``.
     """
-    multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
+    price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = get_rlvcr_settings(config.algorithm)
     # With price_in=group thoughts have no price per token. Their price is the length minus the mean
     # length over other successful trajectories.
-    cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
+    cost_coef = 0.0 if rlvcr.price_in == "group" else price_multiplier * rlvcr.cost_coef
     rlvcr = rlvcr.model_copy(update={"cost_coef": cost_coef})
     request_columns = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
     branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, request_columns)
@@ -118,7 +118,7 @@ def add_thinking_advantages(data: DataProto, config: PPOConfig) -> DataProto:
     token_costs = compute_token_cost(charged_tokens, rlvcr.cost_coef, rlvcr.cost_max)
     metrics = data.meta_info.setdefault("metrics", {})
     if rlvcr.price_in == "group":
-        token_costs = multiplier * add_group_price_credit(
+        token_costs = price_multiplier * add_group_price_credit(
             data, list(rows), rlvcr
         ).compute_group_prices(table.thought_tokens)
     elif config.algorithm.adv_estimator == "level_groups":
@@ -160,8 +160,8 @@ def _add_credit_columns(
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
     offsets = _compute_turn_offsets(data, table.row_indices, table.turns)
-    turns = list(zip(table.turns, offsets, strict=True))
-    spans = [turn.credit_spans(offset, rlvcr.credit_end) for turn, offset in turns]
+    turns_and_offsets = list(zip(table.turns, offsets, strict=True))
+    spans = [turn.credit_spans(offset, rlvcr.credit_end) for turn, offset in turns_and_offsets]
     if credit.has_posterior is not None:
         # Omit level digits with a posterior: the column choice_credit holds their credit.
         spans = [
@@ -176,13 +176,16 @@ def _add_credit_columns(
 def _add_posterior_credit(
     data: DataProto, table: ScoredTurns, token_costs: torch.Tensor, rlvcr: RLVCRSettings
 ) -> "_BatchCredit":
-    """Add the columns of ``credit=posterior`` to ``data``, and return the token prices as credit.
+    """Add the columns of ``credit=posterior`` for level digits; return the credit of thoughts.
 
-    The posterior is the probability of each thinking level given the action. With it the loss
-    averages over the four level digits, not only over the sampled one
-    (``verl.records.RestrictedTokenLoss``). ``token_costs`` [S, 4], for thought tokens, are in units
-    of the advantage. Level digits without alternative thoughts have no posterior; they get the
-    trajectory advantage.
+    The posterior is the probability of each thinking level given the action. With the added columns
+    the loss averages over the four level digits, not only over the sampled one
+    (``verl.records.RestrictedTokenLoss``). A digit without alternative thoughts has no posterior;
+    it gets the trajectory advantage.
+
+    ``token_costs`` [S, 4] of the thoughts are in units of the advantage. The returned credit is for
+    the tokens of the chosen thought: the expected token cost over the levels minus the token cost
+    of this thought. It is 0 with ``price_in=group``, where ``thinking_group_price`` has the cost.
     """
     has_posterior = torch.tensor([turn.has_level_alternatives for turn in table.turns])
     has_posterior = has_posterior & (table.chosen_columns >= 0)
@@ -213,10 +216,10 @@ def _add_posterior_credit(
         ]
         data.batch[key] = torch.stack(level_columns, dim=-1)
     data.meta_info["metrics"] |= _compute_posterior_metrics(table, posterior, has_posterior)
-    column = table.chosen_columns.clamp(min=0).unsqueeze(-1)
-    chosen_token_cost = token_costs.gather(-1, column).squeeze(-1) * has_posterior
+    chosen_column = table.chosen_columns.clamp(min=0).unsqueeze(-1)
+    chosen_token_cost = token_costs.gather(-1, chosen_column).squeeze(-1) * has_posterior
     if rlvcr.price_in == "group":
-        # thinking_group_price has these
+        # The column thinking_group_price holds the token costs.
         chosen_token_cost = torch.zeros_like(chosen_token_cost)
     price_share = -chosen_token_cost.float()
     return _BatchCredit(
@@ -230,12 +233,14 @@ def _compute_posterior_metrics(
     """Return metrics of the posterior: the probability of each thinking level given the action."""
     if not has_posterior.any():
         return {}
-    chosen = posterior[has_posterior].gather(-1, table.chosen_columns[has_posterior].unsqueeze(-1))
+    chosen_posterior = posterior[has_posterior].gather(
+        -1, table.chosen_columns[has_posterior].unsqueeze(-1)
+    )
     level_probs = table.level_log_probs[has_posterior].softmax(-1)
-    distance = (posterior[has_posterior] - level_probs).abs().sum(-1) / 2
+    total_variation = (posterior[has_posterior] - level_probs).abs().sum(-1) / 2
     return {
-        "rlvcr/posterior_of_chosen": chosen.mean().item(),
-        "rlvcr/posterior_shift": distance.mean().item(),
+        "rlvcr/posterior_of_chosen": chosen_posterior.mean().item(),
+        "rlvcr/posterior_shift": total_variation.mean().item(),
     }
 
 
@@ -254,9 +259,11 @@ def add_group_price_credit(
     row_indices, turns = flatten_turns(rows)
     columns = data.non_tensor_batch
     # ``anchor_obs`` has one state per turn of a row, in the same order as ``turns``.
-    anchors = [anchor for row in columns["anchor_obs"] for anchor in row]
-    uids = [columns["uid"][row] for row in row_indices]
-    tokens = torch.tensor([turn.parsed.thought_tokens for turn in turns], dtype=torch.float64)
+    turn_states = [state for row in columns["anchor_obs"] for state in row]
+    group_ids = [columns["uid"][row] for row in row_indices]
+    thought_tokens = torch.tensor(
+        [turn.parsed.thought_tokens for turn in turns], dtype=torch.float64
+    )
     is_compared = torch.tensor(
         [
             bool(columns["won"][row]) and turn.parsed.failure is None
@@ -264,13 +271,15 @@ def add_group_price_credit(
         ],
         dtype=torch.bool,
     )
-    comparison = compute_thought_length_statistics(
-        tokens,
+    length_statistics = compute_thought_length_statistics(
+        thought_tokens,
         is_compared,
-        list(zip(uids, anchors, strict=True)),
+        list(zip(group_ids, turn_states, strict=True)),
         [columns["traj_uid"][row] for row in row_indices],
     )
-    prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_group_prices(tokens)
+    prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * length_statistics.compute_group_prices(
+        thought_tokens
+    )
     offsets = _compute_turn_offsets(data, row_indices, turns)
     spans = []
     for turn, offset in zip(turns, offsets, strict=True):
@@ -280,11 +289,11 @@ def add_group_price_credit(
     data.batch[GROUP_PRICE_COLUMN] = broadcast_turn_values(shape, row_indices, spans, -prices)
     data.meta_info.setdefault("metrics", {}).update(
         {
-            "rlvcr/group_price_share": comparison.has_other_success.double().mean().item(),
+            "rlvcr/group_price_share": length_statistics.has_other_success.double().mean().item(),
             "rlvcr/group_price_abs_mean": prices.abs().mean().item(),
         }
     )
-    return comparison
+    return length_statistics
 
 
 def add_level_entropy_bonus(
@@ -300,10 +309,12 @@ def add_level_entropy_bonus(
     offsets = _compute_turn_offsets(data, row_indices, turns)
     digit_spans = [turn.digit_spans(offset) for turn, offset in zip(turns, offsets, strict=True)]
     shape = data.batch["responses"].shape
-    mask = broadcast_turn_values(shape, row_indices, digit_spans, torch.ones(len(turns)))
-    data.batch[CHOICE_MASK] = mask.long()
-    weight = rlvcr.thinking_diversity_w
-    data.meta_info["choice"] = RestrictedTokenLoss(tuple(codec.digit_ids), weight, name="level")
+    digit_mask = broadcast_turn_values(shape, row_indices, digit_spans, torch.ones(len(turns)))
+    data.batch[CHOICE_MASK] = digit_mask.long()
+    bonus_weight = rlvcr.thinking_diversity_w
+    data.meta_info["choice"] = RestrictedTokenLoss(
+        tuple(codec.digit_ids), bonus_weight, name="level"
+    )
 
 
 def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:
@@ -340,9 +351,9 @@ def _compute_credit(
 
     ``charged_tokens`` [S, 4] are the numbers of thought tokens that have a token cost.
     """
-    utilities = (table.scores, table.is_valid, table.chosen_columns, charged_tokens)
+    utility_inputs = (table.scores, table.is_valid, table.chosen_columns, charged_tokens)
     advantage, price_share = compute_thinking_advantage(
-        *utilities,
+        *utility_inputs,
         mode=rlvcr.mode,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
@@ -350,7 +361,7 @@ def _compute_credit(
         alternatives=rlvcr.alternatives,
     )
     factor = compute_reweight_factors(
-        *utilities,
+        *utility_inputs,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,
@@ -367,13 +378,15 @@ def _permute_credit(
     trajectories and other turns are shuffled separately.
     """
     generator = torch.Generator().manual_seed(seed)
-    is_compared = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)
+    is_shuffled = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)
     source_indices = torch.arange(len(table.chosen_columns))
     # Successful and other trajectories are shuffled separately: token costs and the formulas of
     # ``combine`` may depend on success.
     for outcome in (True, False):
-        members = (is_compared & (is_success == outcome)).nonzero().squeeze(-1)
-        source_indices[members] = members[torch.randperm(len(members), generator=generator)]
+        shuffled_turns = (is_shuffled & (is_success == outcome)).nonzero().squeeze(-1)
+        source_indices[shuffled_turns] = shuffled_turns[
+            torch.randperm(len(shuffled_turns), generator=generator)
+        ]
     permuted_fields = (
         values[source_indices] for values in (credit.advantage, credit.price_share, credit.factor)
     )
@@ -382,7 +395,7 @@ def _permute_credit(
 
 def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Tensor:
     """Return the bonus [S] of each turn for a rare thinking level, 0 where the level was forced."""
-    is_forced = torch.tensor([turn.num_forced > 0 for turn in table.turns], dtype=torch.bool)
+    is_forced = torch.tensor([turn.num_forced_tokens > 0 for turn in table.turns], dtype=torch.bool)
     # -1 stands for no level, so that forced levels are not counted.
     counted_columns = torch.where(is_forced, -1, table.chosen_columns)
     return compute_level_count_bonus(counted_columns, [group_ids[row] for row in table.row_indices])
@@ -392,9 +405,11 @@ def _compute_turn_offsets(
     data: DataProto, row_indices: Sequence[int], turns: Sequence[RowTurn]
 ) -> list[int]:
     """Return the index in ``responses`` at which each turn begins."""
-    width = data.batch["responses"].shape[1]
-    prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
-    return [turn.start - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)]
+    response_length = data.batch["responses"].shape[1]
+    prompt_lengths = data.batch["attention_mask"][:, :-response_length].sum(-1).tolist()
+    return [
+        turn.row_offset - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)
+    ]
 
 
 def _add_credit_to_records(
@@ -406,14 +421,14 @@ def _add_credit_to_records(
     turn_credit = zip(
         table.row_indices,
         table.turns,
-        table.entries,
+        table.scores_by_level,
         token_costs,
         credit.advantage.tolist(),
         credit.price_share.tolist(),
         strict=True,
     )
-    for row, turn, entries, turn_token_costs, advantage, price_share in turn_credit:
-        scored_thoughts = _build_scored_thoughts(turn, entries, turn_token_costs)
+    for row, turn, scores_by_level, turn_token_costs, advantage, price_share in turn_credit:
+        scored_thoughts = _build_scored_thoughts(turn, scores_by_level, turn_token_costs)
         credit_by_row[row].append((scored_thoughts, advantage, price_share))
     records_by_row = data.non_tensor_batch["steps"]
     data.non_tensor_batch["steps"] = object_array(
@@ -422,21 +437,21 @@ def _add_credit_to_records(
 
 
 def _build_scored_thoughts(
-    turn: RowTurn, entries: Mapping[int, ScoreResult], token_costs: torch.Tensor
+    turn: RowTurn, scores_by_level: Mapping[int, ScoreResult], token_costs: torch.Tensor
 ) -> tuple[ScoredThought, ...]:
     """Return the thoughts of a turn with the scores of its action, in order of thinking level."""
     thoughts = turn.thoughts_by_level()
-    contexts = []
-    for level, scores in sorted(entries.items()):
-        text, tokens = thoughts[level]
-        contexts.append(
+    scored_thoughts = []
+    for level, scores in sorted(scores_by_level.items()):
+        text, num_tokens = thoughts[level]
+        scored_thoughts.append(
             ScoredThought(
                 level=level,
                 thought=text,
-                tokens=tokens,
+                tokens=num_tokens,
                 cost=float(token_costs[level - 1]),
                 original=level == turn.parsed.level,
                 scores=scores,
             )
         )
-    return tuple(contexts)
+    return tuple(scored_thoughts)

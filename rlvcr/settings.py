@@ -51,8 +51,8 @@ class RLVCRSettings(Section):
     tokens), logprob (their mean log-prob), prob (geometric mean of their probabilities)
     """
     mode: NormMode = "mean_norm"
-    """normalisation within a turn: mean_norm subtracts the mean utility, mean_std_norm also divides
-    by the std
+    """normalisation of utilities (score minus token cost) within a turn: mean_norm subtracts their
+    mean, mean_std_norm also divides by their std
     """
     combine: CombineRule = "additive"
     """formula that joins the thinking advantage with the trajectory advantage: additive (weighted
@@ -100,7 +100,7 @@ class RLVCRSettings(Section):
     """
     expand: Literal["all", "mixed_groups", "successes"] = "all"
     """turns that get alternative thoughts: all, those of groups whose returns differ, or those of
-    successful trajectories; the latter two are sampled after the rollout of a group
+    successful trajectories; mixed_groups and successes sample them after the rollout of a group
     """
     share_thoughts: bool = False
     """sample one alternative thought per level for all members of a group with the same prompt,

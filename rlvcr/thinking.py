@@ -89,11 +89,11 @@ def _compute_level_utilities(
         is_usable, compute_token_cost(thought_tokens, cost_coef, cost_max), 0.0
     )
     utility = torch.where(is_usable, scores.double() - token_cost, 0.0)
-    is_known = (chosen_columns >= 0) & (chosen_columns < NUM_LEVELS)
-    chosen_index = torch.where(is_known, chosen_columns, 0).long().unsqueeze(-1)
+    has_chosen_level = (chosen_columns >= 0) & (chosen_columns < NUM_LEVELS)
+    chosen_index = torch.where(has_chosen_level, chosen_columns, 0).long().unsqueeze(-1)
     # A comparison needs a score at the chosen level and at one other level or more.
     is_comparable = (
-        is_known & is_usable.gather(-1, chosen_index).squeeze(-1) & (is_usable.sum(-1) >= 2)
+        has_chosen_level & is_usable.gather(-1, chosen_index).squeeze(-1) & (is_usable.sum(-1) >= 2)
     )
     return LevelUtilities(utility, token_cost, is_usable, chosen_index, is_comparable)
 
@@ -186,8 +186,10 @@ def compute_reweight_factors(
     min_utility = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
     max_utility = torch.where(utilities.valid, utilities.utility, -torch.inf).amax(-1, keepdim=True)
     # Without any valid score the difference is -inf, and clamp returns ``spread_floor``.
-    distance = (max_utility - min_utility).clamp(min=spread_floor)
-    scaled_utility = torch.where(utilities.valid, (utilities.utility - min_utility) / distance, 0.0)
+    utility_range = (max_utility - min_utility).clamp(min=spread_floor)
+    scaled_utility = torch.where(
+        utilities.valid, (utilities.utility - min_utility) / utility_range, 0.0
+    )
     # Scaled utilities are in [0, 1], so weights differ at most by the factor e^2 = 7.4.
     weight = torch.where(utilities.valid, (2 * scaled_utility).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / utilities.valid.sum(-1, keepdim=True).clamp(min=1)
@@ -210,7 +212,7 @@ def broadcast_turn_values(
 
         shape (1, 5), one turn with the spans (1, 2) and (3, 5) and the value 2: [[0, 2, 0, 2, 2]]
     """
-    length = shape[1]
+    response_length = shape[1]
     turn_values = torch.as_tensor(values, dtype=torch.float32)
     if len(turn_values) != len(spans):
         raise ValueError(f"got {len(turn_values)} values for the spans of {len(spans)} turns")
@@ -218,28 +220,34 @@ def broadcast_turn_values(
     placed_spans = np.array(
         [
             (row, start, end, turn)
-            for turn, (row, ranges) in enumerate(zip(row_indices, spans, strict=True))
-            for start, end in ranges
+            for turn, (row, turn_spans) in enumerate(zip(row_indices, spans, strict=True))
+            for start, end in turn_spans
         ],
         dtype=np.int64,
     ).reshape(-1, 4)
     rows, starts, ends, turns = placed_spans.T
-    is_outside = (starts < 0) | (starts > ends) | (ends > length)
+    is_outside = (starts < 0) | (starts > ends) | (ends > response_length)
     if is_outside.any():
         _, start, end, _ = placed_spans[is_outside][0]
-        raise ValueError(f"span [{start}, {end}) is not inside a response of {length} tokens")
-    sizes = ends - starts
-    first_positions = rows * length + starts
+        raise ValueError(
+            f"span [{start}, {end}) is not inside a response of {response_length} tokens"
+        )
+    span_lengths = ends - starts
+    first_positions = rows * response_length + starts
     # Positions of all tokens of the spans in the flattened result.
-    positions = np.repeat(first_positions - sizes.cumsum() + sizes, sizes) + np.arange(sizes.sum())
-    ordered = np.sort(positions)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(repeated):
-        row, column = divmod(int(repeated[0]), length)
+    positions = np.repeat(
+        first_positions - span_lengths.cumsum() + span_lengths, span_lengths
+    ) + np.arange(span_lengths.sum())
+    sorted_positions = np.sort(positions)
+    repeated_positions = sorted_positions[1:][sorted_positions[1:] == sorted_positions[:-1]]
+    if len(repeated_positions):
+        row, column = divmod(int(repeated_positions[0]), response_length)
         raise ValueError(f"two spans contain token {column} of the response of row {row}")
-    placed = torch.zeros(shape[0] * length)
-    placed[torch.from_numpy(positions)] = turn_values[torch.from_numpy(np.repeat(turns, sizes))]
-    return placed.reshape(shape)
+    flat_values = torch.zeros(shape[0] * response_length)
+    flat_values[torch.from_numpy(positions)] = turn_values[
+        torch.from_numpy(np.repeat(turns, span_lengths))
+    ]
+    return flat_values.reshape(shape)
 
 
 def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
@@ -253,20 +261,20 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
         bonus -0.27, -0.27, -0.27, 0.82
     """
     all_group_ids = factorize_keys(group_index).to(levels.device)
-    is_known = levels >= 0
+    has_level = levels >= 0
     bonus = torch.zeros(len(levels), dtype=torch.float64, device=levels.device)
-    if not is_known.any():
+    if not has_level.any():
         return bonus.float()
-    group_ids = all_group_ids[is_known]
-    group_level_ids = group_ids * NUM_LEVELS + levels[is_known]  # one number per group and level
+    group_ids = all_group_ids[has_level]
+    group_level_ids = group_ids * NUM_LEVELS + levels[has_level]  # one number per group and level
     ones = torch.ones_like(group_ids, dtype=torch.float64)
     zero_counts = torch.zeros(int(group_ids.max()) + 1, dtype=torch.float64, device=levels.device)
     group_sizes = zero_counts.index_add(0, group_ids, ones)[group_ids]
-    counts = torch.bincount(group_level_ids)[group_level_ids].double()
+    level_counts = torch.bincount(group_level_ids)[group_level_ids].double()
     # f is the frequency of a level in its group. Up to a constant, -log f is the derivative of the
     # entropy of the levels with respect to f, so the bonus increases the entropy.
-    neg_log_frequency = -(counts / group_sizes).log()
-    bonus[is_known] = neg_log_frequency - compute_group_stats(neg_log_frequency, group_ids).mean
+    neg_log_frequency = -(level_counts / group_sizes).log()
+    bonus[has_level] = neg_log_frequency - compute_group_stats(neg_log_frequency, group_ids).mean
     return bonus.float()
 
 
@@ -312,8 +320,8 @@ def subtract_expected_token_cost(
     >>> subtract_expected_token_cost(token_costs, torch.zeros(1, 4), torch.ones(1, 4))
     tensor([[-0.2500,  0.0000,  0.2500,  0.0000]], dtype=torch.float64)
     """
-    probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(token_costs), valid)
-    return token_costs - (probabilities * token_costs).sum(-1, keepdim=True)
+    level_probs = compute_level_posterior(level_log_probs, torch.zeros_like(token_costs), valid)
+    return token_costs - (level_probs * token_costs).sum(-1, keepdim=True)
 
 
 # ---- prices relative to the group ----------------------------------------------------------------
@@ -353,9 +361,11 @@ class ThoughtLengthStatistics:
         ``thought_tokens`` is [S], or [S, K] for K thoughts of each turn. The price is 0 if no other
         successful trajectory reached the state.
         """
-        columns = (-1,) + (1,) * (thought_tokens.dim() - 1)
-        prices = (thought_tokens.double() - self.mean.view(columns)) / self.scale.view(columns)
-        return torch.where(self.has_other_success.view(columns), prices, 0.0)
+        broadcast_shape = (-1,) + (1,) * (thought_tokens.dim() - 1)
+        prices = (thought_tokens.double() - self.mean.view(broadcast_shape)) / self.scale.view(
+            broadcast_shape
+        )
+        return torch.where(self.has_other_success.view(broadcast_shape), prices, 0.0)
 
 
 def compute_thought_length_statistics(
@@ -363,7 +373,10 @@ def compute_thought_length_statistics(
 ) -> ThoughtLengthStatistics:
     """Compute mean and scale of the thought lengths with which each of S turns is compared.
 
-    A turn is compared with turns of the group's other successful trajectories in the same state.
+    The mean is over turns of the group's *other* successful trajectories in the same state. The
+    scale is the population standard deviation over turns of *all* successful trajectories of the
+    group in this state, at least ``MIN_SCALE``. It is ``MIN_SCALE`` for turns not compared.
+
     ``tokens [S]`` are the numbers of thought tokens of the turns. ``is_compared [S]`` marks the
     parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
     ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never

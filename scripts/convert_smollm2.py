@@ -123,8 +123,8 @@ def main() -> None:
     parser.add_argument("--overwrite", action="store_true", help="delete what the directory holds")
     args = parser.parse_args()
     out = convert_gguf(args.out, overwrite=args.overwrite)
-    size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
-    sys.stdout.write(f"{out}: {size:.0f} MiB\n")
+    size_mib = sum(file.stat().st_size for file in out.iterdir()) / 2**20
+    sys.stdout.write(f"{out}: {size_mib:.0f} MiB\n")
 
 
 if __name__ == "__main__":

@@ -79,15 +79,15 @@ def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
         if line.get(SUMMARY):
             records.append({**line[SUMMARY], "is_summary": True})
         for record in records:
-            credit = record.get("token_credit") or []
+            token_credit = record.get("token_credit") or []
             turn_fields = {*TURN_COLUMNS, "token_credit"}
             other_values = {key: record[key] for key in record if key not in turn_fields}
             yield {
                 **file_columns,
                 **trajectory_values,
                 **{name: record.get(name) for name in TURN_COLUMNS},
-                "tokens": [text for text, _ in credit],
-                "token_advantages": [value for _, value in credit],
+                "tokens": [text for text, _ in token_credit],
+                "token_advantages": [value for _, value in token_credit],
                 "more": json.dumps(other_values),
             }
 
@@ -97,30 +97,30 @@ def export_trajectories(run: Path, out: Path) -> int:
 
     Return the number of its rows. Raises ``UsageError`` for a run without rollout files.
     """
-    files = [
+    rollout_files = [
         path
         for path in (run / "rollouts").glob("*.jsonl")
         if path.stem.removeprefix("val_").isdecimal()
     ]
-    if not files:
+    if not rollout_files:
         raise UsageError(
             f"{run}/rollouts: it contains no trajectories; fix: name a run directory", "no_rows"
         )
-    files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
-    count = 0
+    rollout_files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
+    num_rows = 0
     with (
         replace_atomically(out) as partial_path,
         pyarrow.parquet.ParquetWriter(partial_path, SCHEMA, compression="zstd") as writer,
-        Progress("trajectories", len(files), "files") as progress,
+        Progress("trajectories", len(rollout_files), "files") as progress,
     ):
-        for file in files:
+        for file in rollout_files:
             with convert_read_errors(file):
                 rows = list(iter_turn_rows(file))
                 table = pyarrow.Table.from_pylist(rows, SCHEMA)
             writer.write_table(table)
-            count += len(rows)
+            num_rows += len(rows)
             progress.add_done()
-    return count
+    return num_rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -134,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     setup_logging()
     require_new_file(args.out, "out", args.overwrite, "--overwrite")
-    count = export_trajectories(args.run, args.out)
-    print(f"{count} steps in {args.out}")
+    num_rows = export_trajectories(args.run, args.out)
+    print(f"{num_rows} steps in {args.out}")
 
 
 if __name__ == "__main__":

@@ -50,10 +50,10 @@ def derive_environment_seed(row: dict[str, Any], run_seed: int) -> int:
     uid = str(row["uid"])
     if uid.startswith("panel-"):
         return derive_seed("panel", row["task_id"], "env") & SEED_MASK
-    split, *numbers = uid.split("-")
-    if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+    split, *seed_numbers = uid.split("-")
+    if len(seed_numbers) != 3 or not all(number.isdigit() for number in seed_numbers):
         raise ValueError(f"group {uid!r}: the environment seed cannot be derived from this name")
-    return derive_seed(run_seed, split, *map(int, numbers)) & SEED_MASK
+    return derive_seed(run_seed, split, *map(int, seed_numbers)) & SEED_MASK
 
 
 async def replay_trajectory(
@@ -92,13 +92,14 @@ async def _compare_turns(
 def read_env_section(run: Path) -> Mapping[str, Any]:
     """Return the section ``env`` of the run's ``config.yaml``. Raises ``UsageError`` without it."""
     path = run / "config.yaml"
-    section = read_yaml_mapping(path).get("env")
-    names = {"env_name", "max_steps", "seed"}
-    if not isinstance(section, Mapping) or not names <= section.keys():
+    env_section = read_yaml_mapping(path).get("env")
+    required_keys = {"env_name", "max_steps", "seed"}
+    if not isinstance(env_section, Mapping) or not required_keys <= env_section.keys():
         raise UsageError(
-            f"{path}: no section env of a run; allowed: {', '.join(sorted(names))}", "missing_key"
+            f"{path}: no section env of a run; allowed: {', '.join(sorted(required_keys))}",
+            "missing_key",
         )
-    return section
+    return env_section
 
 
 async def verify_rewards(
@@ -108,47 +109,53 @@ async def verify_rewards(
 
     ``limit``: the largest number of trajectories per file.
     """
-    section = read_env_section(run)
+    env_section = read_env_section(run)
     with convert_read_errors(run / "config.yaml"):
-        name = canonicalize_env_name(section["env_name"])
-        kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
+        env_name = canonicalize_env_name(env_section["env_name"])
+        kwargs = {
+            **(env_section.get(env_name.partition("/")[0]) or {}),
+            **(env_section.get("kwargs") or {}),
+        }
         settings = read_env_settings(
             EnvConfig(
-                env_name=name, kwargs=kwargs, max_steps=section["max_steps"], seed=section["seed"]
+                env_name=env_name,
+                kwargs=kwargs,
+                max_steps=env_section["max_steps"],
+                seed=env_section["seed"],
             )
         )
-        package = get_package(name)
+        package = get_package(env_name)
     if package.runs_agent:
         raise SystemExit(
-            f"{run}: env.env_name={name}: trajectories of agents call the policy themselves and "
-            "cannot be replayed from their stored actions"
+            f"{run}: env.env_name={env_name}: trajectories of agents call the policy themselves "
+            "and cannot be replayed from their stored actions"
         )
     all_tasks = [task for split in ("train", "val") for task in package.tasks(settings, split)]
-    tasks = {task["task_id"]: task for task in all_tasks}
-    pool = EnvironmentPool(name, settings, placement="process")
+    task_by_id = {task["task_id"]: task for task in all_tasks}
+    pool = EnvironmentPool(env_name, settings, placement="process")
     await pool.start()
     differences = []
     progress = Progress("replay", None, "trajectories")
-    selected = (
+    labelled_trajectories = (
         (f"{file.name} {trajectory['traj_uid']}", trajectory)
         for file in files
         for trajectory in [row for row in read_trajectories(file) if not row.get("aborted")][:limit]
     )
     try:
-        for label, trajectory in selected:
+        for label, trajectory in labelled_trajectories:
             progress.add_done()
             task_id = trajectory["task_id"]
-            if task_id not in tasks:
+            if task_id not in task_by_id:
                 differences.append(f"{label}: the task {task_id!r} no longer exists")
                 continue
-            seed = derive_environment_seed(trajectory, section["seed"])
-            difference = await replay_trajectory(pool, tasks[task_id], seed, trajectory)
+            seed = derive_environment_seed(trajectory, env_section["seed"])
+            difference = await replay_trajectory(pool, task_by_id[task_id], seed, trajectory)
             if difference:
                 differences.append(f"{label}, {task_id}: {difference}")
     finally:
         progress.close()
         await pool.close()
-    return progress.done, differences
+    return progress.num_done, differences
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,20 +172,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     file_names = args.file or ["*"]
     has_config = (args.run / "config.yaml").is_file()
     if has_config and not args.trust_run_code:
-        section = read_env_section(args.run)
-        refuse_code_in_stored_config({"env": section}, str(args.run), fix="--trust-run-code")
-    files = sorted(
+        env_section = read_env_section(args.run)
+        refuse_code_in_stored_config({"env": env_section}, str(args.run), fix="--trust-run-code")
+    rollout_files = sorted(
         path
         for name in file_names
         for path in (args.run / "rollouts").glob(f"{name.removesuffix('.jsonl')}.jsonl")
     )
-    if not files or not has_config:
+    if not rollout_files or not has_config:
         raise UsageError(
             f"{args.run}: no config.yaml, or no rollouts/{'|'.join(file_names)}.jsonl",
             "missing_file",
         )
-    count, differences = asyncio.run(verify_rewards(args.run, files, args.limit))
-    lines = [*differences, f"{count} trajectories, {len(differences)} differ"]
+    num_trajectories, differences = asyncio.run(verify_rewards(args.run, rollout_files, args.limit))
+    lines = [*differences, f"{num_trajectories} trajectories, {len(differences)} differ"]
     print(escape_control_characters("\n".join(lines)))
     return 1 if differences else 0
 

@@ -59,8 +59,14 @@ def get_advantage_style(strength: float) -> str:
 def find_advantage_scale(turns: Sequence[Mapping[str, Any]]) -> float:
     """Return the 95th percentile of the absolute advantages of all tokens in ``turns``."""
     # Do not use the maximum: one outlier would make the colours of all other tokens invisible.
-    sizes = sorted(abs(value or 0.0) for turn in turns for _, value in turn.get("token_credit", []))
-    return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
+    absolute_advantages = sorted(
+        abs(value or 0.0) for turn in turns for _, value in turn.get("token_credit", [])
+    )
+    return (
+        max(absolute_advantages[int(0.95 * (len(absolute_advantages) - 1))], 1e-9)
+        if absolute_advantages
+        else 1.0
+    )
 
 
 def format_response(turn: Mapping[str, Any], scale: float) -> Text:
@@ -81,16 +87,21 @@ def format_thought_table(turn: dict) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")
-    for c in sorted(turn["contexts"], key=lambda context: context["level"]):
-        keys = ("cost", "score_logprob", "score_entropy")
-        numbers = [f"{c[key]:.2f}" if c.get(key) is not None else "" for key in keys]
-        thought = Text(c["thought"] or "-", style="bold" if c.get("original") else "")
-        thought.append(" (sampled)" if c.get("original") else "", style="dim")
+    for level_context in sorted(turn["contexts"], key=lambda context: context["level"]):
+        number_keys = ("cost", "score_logprob", "score_entropy")
+        number_cells = [
+            f"{level_context[key]:.2f}" if level_context.get(key) is not None else ""
+            for key in number_keys
+        ]
+        thought = Text(
+            level_context["thought"] or "-", style="bold" if level_context.get("original") else ""
+        )
+        thought.append(" (sampled)" if level_context.get("original") else "", style="dim")
         table.add_row(
-            Text(f" {c['level']} ", style=LEVEL_STYLES[c["level"]]),
+            Text(f" {level_context['level']} ", style=LEVEL_STYLES[level_context["level"]]),
             thought,
-            str(c["tokens"]),
-            *numbers,
+            str(level_context["tokens"]),
+            *number_cells,
         )
     return table
 
@@ -98,10 +109,10 @@ def format_thought_table(turn: dict) -> Table:
 def format_turn_header(turn: dict) -> Text:
     """Return one line with number, level, action, reward and advantages of a turn."""
     level = turn.get("level")
-    head = Text(f"{turn['step'] + 1:>3} ", style="bold")
+    header = Text(f"{turn['step'] + 1:>3} ", style="bold")
     style = LEVEL_STYLES.get(level, "white on grey35")
-    head.append(f" {level or '?'} ", style=style)
-    head.append(f" {turn.get('action', '')}", style="bold")
+    header.append(f" {level or '?'} ", style=style)
+    header.append(f" {turn.get('action', '')}", style="bold")
     for label, style in (
         ("level forced" if turn.get("level_forced") else "", "yellow"),
         ((turn.get("parse_failure") or "").replace("_", " "), "red"),
@@ -111,8 +122,8 @@ def format_turn_header(turn: dict) -> Text:
         (f"thinking {turn['think_advantage']:+.2f}" if turn.get("think_advantage") else "", "dim"),
         (f"of it cost {turn['think_cost']:+.2f}" if turn.get("think_cost") else "", "dim"),
     ):
-        head.append(f"  {label}" if label else "", style=style)
-    return head
+        header.append(f"  {label}" if label else "", style=style)
+    return header
 
 
 def print_trajectory(
@@ -121,19 +132,23 @@ def print_trajectory(
     """Print the trajectory ``row``, optionally with its prompt and the thoughts of all levels."""
     row = escape_texts(row)
     turns = row["steps"]
-    scale = find_advantage_scale(turns)
+    advantage_scale = find_advantage_scale(turns)
     outcome = "[bold green]success[/]" if row.get("won") else "[bold red]no success[/]"
-    task, name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
-    title = f"{outcome} {task} [dim]{name}[/] return {escape(str(row.get('return')))}"
+    task_name, trajectory_name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
+    title = (
+        f"{outcome} {task_name} [dim]{trajectory_name}[/] return {escape(str(row.get('return')))}"
+    )
     console.print(Rule(title, align="left"))
     if prompt:
         console.print(Text(row.get("prompt", ""), style="dim"))
     for turn in turns:
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
         console.print(format_turn_header(turn))
-        console.print(Text("    ") + format_response(turn, scale))
+        console.print(Text("    ") + format_response(turn, advantage_scale))
         if turn.get("summary"):
-            console.print(Text("    summary: ", "bold") + format_response(turn["summary"], scale))
+            console.print(
+                Text("    summary: ", "bold") + format_response(turn["summary"], advantage_scale)
+            )
         if contexts and turn.get("contexts"):
             console.print(format_thought_table(turn))
     num_tokens = count_sampled_tokens(turns)
@@ -151,10 +166,12 @@ def find_rollout_file(path: Path, step: int | None, validation: bool) -> Path:
     if path.is_file():
         return path
     run = load_run(path)
-    steps = run.directory.rollout_steps(validation)
-    if not steps or (step is not None and step not in steps):
-        raise SystemExit(f"{path} has no rollouts of step {step}; allowed: one of {steps}")
-    return run.directory.rollout_path(steps[-1] if step is None else step, validation)
+    available_steps = run.directory.rollout_steps(validation)
+    if not available_steps or (step is not None and step not in available_steps):
+        raise SystemExit(
+            f"{path} has no rollouts of step {step}; allowed: one of {available_steps}"
+        )
+    return run.directory.rollout_path(available_steps[-1] if step is None else step, validation)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

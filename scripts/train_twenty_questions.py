@@ -44,7 +44,7 @@ GROUP_SIZE = 8  # trajectories of a group
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line; see ``--help``."""
-    count = parse_positive_int
+    positive_int = parse_positive_int
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -57,17 +57,24 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         default=Path("data/models/twenty_questions"),
         help="directory of the policies",
     )
-    parser.add_argument("--words", type=count, default=NUM_WORDS, help="possible secret words")
-    parser.add_argument("--turns", type=count, default=12, help="turns per game")
-    parser.add_argument("--episodes", type=count, default=6000, help="games to imitate")
-    parser.add_argument("--epochs", type=count, default=3, help="epochs of imitation")
-    parser.add_argument("--steps", type=count, default=320, help="optimizer steps of GRPO")
     parser.add_argument(
-        "--groups", type=count, default=16, help=f"words per generation, {GROUP_SIZE} games each"
+        "--words", type=positive_int, default=NUM_WORDS, help="possible secret words"
     )
-    parser.add_argument("--updates", type=count, default=4, help="optimizer steps per generation")
+    parser.add_argument("--turns", type=positive_int, default=12, help="turns per game")
+    parser.add_argument("--episodes", type=positive_int, default=6000, help="games to imitate")
+    parser.add_argument("--epochs", type=positive_int, default=3, help="epochs of imitation")
+    parser.add_argument("--steps", type=positive_int, default=320, help="optimizer steps of GRPO")
+    parser.add_argument(
+        "--groups",
+        type=positive_int,
+        default=16,
+        help=f"words per generation, {GROUP_SIZE} games each",
+    )
+    parser.add_argument(
+        "--updates", type=positive_int, default=4, help="optimizer steps per generation"
+    )
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of GRPO")
-    parser.add_argument("--games", type=count, default=192, help="games per measurement")
+    parser.add_argument("--games", type=positive_int, default=192, help="games per measurement")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
 
@@ -138,13 +145,13 @@ def write_demonstrations(
 def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
     """Train a new policy by imitation of the expert's games. Return its directory."""
     train_words = select_split_words("train", words)
-    demonstrations = directory / "demonstrations.jsonl"
-    write_demonstrations(demonstrations, args.episodes, train_words, args.turns, args.seed)
+    demonstrations_path = directory / "demonstrations.jsonl"
+    write_demonstrations(demonstrations_path, args.episodes, train_words, args.turns, args.seed)
     policy_path = directory / "imitation"
-    settings = [
+    sft_arguments = [
         "--config-name=quickstart_sft",
         "env.env_name=twenty_questions",
-        f"data.train_files=[{demonstrations}]",
+        f"data.train_files=[{demonstrations_path}]",
         "data.env_loss_weight=0.0",
         f"model.save_path={policy_path}",
         f"trainer.default_local_dir={directory / 'imitation_run'}",
@@ -153,7 +160,9 @@ def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Pa
         "trainer.resume_mode=disable",
     ]
     # Run in a child process, so that Ray and its workers end before reinforcement learning.
-    subprocess.run([sys.executable, "-m", "verl.trainer.main_sft", *settings], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_sft", *sft_arguments], cwd=ROOT, check=True
+    )
     return policy_path
 
 
@@ -172,8 +181,8 @@ def measure_success_and_turns(
     policy = TrainedModelSampler(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
     rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
-    turns = sum(len(rewards) for trial in results["turn_rewards"] for rewards in trial)
-    return sum(results["rewards"]) / len(rows), turns / len(rows)
+    num_turns = sum(len(rewards) for trial in results["turn_rewards"] for rewards in trial)
+    return sum(results["rewards"]) / len(rows), num_turns / len(rows)
 
 
 def measure_policy(
@@ -184,9 +193,11 @@ def measure_policy(
     datasets = {"train": env.get_train_dataset(), "held_out": env.get_eval_dataset()}
     for split, dataset in datasets.items():
         words = list(dataset["solution"])
-        rate, turns = measure_success_and_turns(model, env, words, args.games, args.seed)
-        measurements[f"{split}_success"] = rate
-        measurements[f"{split}_turns"] = turns
+        success_rate, turns_per_game = measure_success_and_turns(
+            model, env, words, args.games, args.seed
+        )
+        measurements[f"{split}_success"] = success_rate
+        measurements[f"{split}_turns"] = turns_per_game
     print(
         f"{label}: success {measurements['train_success']:.1%} on training words, "
         f"{measurements['held_out_success']:.1%} on held-out words; "
@@ -202,13 +213,13 @@ def train_with_grpo(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv
 
     from agent_system.integrations.trl import GRPOEnvTrainer
 
-    rows = args.groups * GROUP_SIZE
+    rows_per_generation = args.groups * GROUP_SIZE
     config = GRPOConfig(
         output_dir=str(args.out / "grpo_run"),
         seed=args.seed,
         max_steps=args.steps,
         # The rows of a generation are divided among its optimizer steps.
-        per_device_train_batch_size=rows // args.updates,
+        per_device_train_batch_size=rows_per_generation // args.updates,
         steps_per_generation=args.updates,
         num_generations=GROUP_SIZE,
         # Half of these tokens are for the replies of the environment between the turns.
@@ -231,25 +242,28 @@ def train_with_grpo(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv
 def main(argv: list[str] | None = None) -> None:
     """Create or load the policy, then measure, train, measure again and save it."""
     args = parse_arguments(argv)
-    began = time.perf_counter()
+    start_time_s = time.perf_counter()
     check_arguments(args)
     words = select_words(args.words)
-    path = args.model or str(train_by_imitation(args, words, args.out))
+    initial_policy_path = args.model or str(train_by_imitation(args, words, args.out))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     env = TwentyQuestionsEnv(
-        AutoTokenizer.from_pretrained(path),
+        AutoTokenizer.from_pretrained(initial_policy_path),
         max_steps_per_episode=args.turns,
         words=words,
         seed=args.seed,
     )
     metrics_before = measure_policy(
-        AutoModelForCausalLM.from_pretrained(path, dtype="float32"), env, args, "before"
+        AutoModelForCausalLM.from_pretrained(initial_policy_path, dtype="float32"),
+        env,
+        args,
+        "before",
     )
-    trainer = train_with_grpo(args, path, env)
+    trainer = train_with_grpo(args, initial_policy_path, env)
     metrics_after = measure_policy(trainer.model, env, args, "after")
     trainer.save_model(str(args.out / "trained"))
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_time_s
     result = {"before": metrics_before, "after": metrics_after, "seconds": seconds}
     (args.out / "result.json").write_text(json.dumps(result, indent=1))
     print(f"policy: {args.out / 'trained'} ({seconds:.0f} s in all)", flush=True)

@@ -53,7 +53,7 @@ def make_questions() -> dict[str, list[dict[str, Any]]]:
     pairs = [pair for pair in permutations(NUMBERS, 2) if pair not in EXAMPLES]
     random.Random(SEED).shuffle(pairs)
     rows = (make_row(*pair) for pair in pairs)
-    return {split: [next(rows) for _ in range(size)] for split, size in SPLIT_SIZES.items()}
+    return {split: [next(rows) for _ in range(num_rows)] for split, num_rows in SPLIT_SIZES.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,8 +42,8 @@ def as_column(key: str, values: object) -> np.ndarray:
     if isinstance(values, np.ndarray):
         column = values
     elif isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        name = f"non_tensor_batch[{key!r}]"
-        raise TypeError(f"{name} must be an array or a list of B values, got {type(values)}")
+        column_name = f"non_tensor_batch[{key!r}]"
+        raise TypeError(f"{column_name} must be an array or a list of B values, got {type(values)}")
     else:
         column = object_array(values)
     if column.ndim == 0:
@@ -78,25 +78,25 @@ def require_dense_tensor(key: str, tensor: object) -> None:
 
     Row selection and serialisation do not support nested ``TensorDict`` objects and jagged tensors.
     """
-    name = f"batch[{key!r}]"
+    column_name = f"batch[{key!r}]"
     if isinstance(tensor, TensorDictBase):
         inner_keys = ", ".join(map(str, list(tensor.keys())[:3]))
         raise TypeError(
-            f"{name} is a nested {type(tensor).__name__}; a DataProto holds plain tensors [B, ...]:"
-            f" make each of its entries a column ({inner_keys}, ...)"
+            f"{column_name} is a nested {type(tensor).__name__}; a DataProto holds plain tensors "
+            f"[B, ...]: make each of its entries a column ({inner_keys}, ...)"
         )
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+        raise TypeError(f"{column_name} is a {type(tensor).__name__}, not a torch.Tensor")
     if tensor.is_nested or tensor.layout is not torch.strided:
         layout_name = "jagged" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TypeError(
-            f"{name} is a {layout_name} tensor; a DataProto holds dense tensors [B, ...]: pad it "
-            "(torch.nested.to_padded_tensor, to_dense), or give a list of B tensors as a "
+            f"{column_name} is a {layout_name} tensor; a DataProto holds dense tensors [B, ...]: "
+            "pad it (torch.nested.to_padded_tensor, to_dense), or give a list of B tensors as a "
             "non-tensor column"
         )
 
 
-# ---- names -------------------------------------------------------------------------------------
+# ---- column names ------------------------------------------------------------------------------
 
 
 def as_keys(keys: str | Iterable[str] | None) -> list[str]:

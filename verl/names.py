@@ -21,11 +21,16 @@ KLEstimator = Literal[
 ]
 KL_ESTIMATORS: tuple[KLEstimator, ...] = get_args(KLEstimator)
 
+# Normalisation of the values of a group: subtract their mean, or also divide by their standard
+# deviation.
 NormMode = Literal["mean_norm", "mean_std_norm"]
 NORM_MODES: tuple[NormMode, ...] = get_args(NormMode)
 
+# Unit over which the seq-mean modes of ``LossAggMode`` average: a row, or all rows of a trajectory.
 RowWeight = Literal["row", "trajectory"]
 
+# Rejection sampling in the correction of the mismatch of trainer and engine. It excludes tokens by
+# their ratio, or sequences by the product or the geometric mean of their tokens' ratios.
 RolloutRS = Literal["token", "sequence", "geometric"]
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
@@ -38,6 +43,8 @@ WeightTransfer = Literal["auto", "store", "ipc", "nccl"]
 LoraSync = Literal["auto", "adapter", "merged"]
 RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
+# Form of earlier turns in a prompt: one growing token list, the last turns as text in one message,
+# or messages that the chat template renders again for each turn.
 History = Literal["append", "window", "chat"]
 
 # Models that a sampling request can name: the trained policy, and its base model without LoRA.

@@ -106,14 +106,14 @@ class DataProto:
         return _empty_tensordict(len(columns[0]) if columns else 0)
 
     def __repr__(self) -> str:
-        tensors = {
+        tensor_descriptions = {
             key: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
             for key, tensor in self.batch.items()
         }
         column_dtypes = {key: str(column.dtype) for key, column in self.non_tensor_batch.items()}
         return (
-            f"DataProto({len(self)} rows, batch={tensors}, non_tensor_batch={column_dtypes}, "
-            f"meta_info={self.meta_info})"
+            f"DataProto({len(self)} rows, batch={tensor_descriptions}, "
+            f"non_tensor_batch={column_dtypes}, meta_info={self.meta_info})"
         )
 
     # ---- construction --------------------------------------------------------------------------
@@ -130,18 +130,18 @@ class DataProto:
         Raises ``ValueError`` for different lengths, and ``TypeError`` for a tensor that is not
         dense.
         """
-        sizes: dict[str, int] = {}
+        lengths: dict[str, int] = {}
         for key, tensor in (tensors or {}).items():
             require_dense_tensor(key, tensor)
             if tensor.dim() == 0:
                 raise ValueError(f"tensors[{key!r}] is a scalar; it needs one entry per row")
-            sizes[key] = len(tensor)
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"lengths disagree in batch: {sizes}")
+            lengths[key] = len(tensor)
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"lengths disagree in batch: {lengths}")
         batch = None
         if tensors:
-            rows = next(iter(sizes.values()))
-            batch = TensorDict(dict(tensors), batch_size=[rows])
+            num_rows = next(iter(lengths.values()))
+            batch = TensorDict(dict(tensors), batch_size=[num_rows])
         return cls(batch, non_tensors, dict(meta_info or {}))
 
     @classmethod
@@ -215,11 +215,14 @@ class DataProto:
             )
         for key, tensor in self.batch.items():
             require_dense_tensor(key, tensor)
-        size = len(self)
-        lengths = {key: len(col) for key, col in self.non_tensor_batch.items() if len(col) != size}
-        if lengths:
+        num_rows = len(self)
+        differing_lengths = {
+            key: len(col) for key, col in self.non_tensor_batch.items() if len(col) != num_rows
+        }
+        if differing_lengths:
             raise ValueError(
-                f"lengths disagree: the table has {size} rows, but non_tensor_batch has {lengths}"
+                f"lengths disagree: the table has {num_rows} rows, but non_tensor_batch has "
+                f"{differing_lengths}"
             )
 
     # ---- selection of rows ---------------------------------------------------------------------
@@ -296,18 +299,18 @@ class DataProto:
         It shares the memory of the columns. None keeps all keys of this kind, ``[]`` keeps none.
         Raises ``KeyError`` for an unknown key, with a similar name.
         """
-        tensors = self.tensor_keys() if batch_keys is None else as_keys(batch_keys)
+        tensor_names = self.tensor_keys() if batch_keys is None else as_keys(batch_keys)
         other_keys = list(self.non_tensor_batch)
         if non_tensor_batch_keys is not None:
             other_keys = as_keys(non_tensor_batch_keys)
-        metas = list(self.meta_info) if meta_info_keys is None else as_keys(meta_info_keys)
-        require_keys("batch", tensors, self.tensor_keys())
+        meta_keys = list(self.meta_info) if meta_info_keys is None else as_keys(meta_info_keys)
+        require_keys("batch", tensor_names, self.tensor_keys())
         require_keys("non_tensor_batch", other_keys, self.non_tensor_batch)
-        require_keys("meta_info", metas, self.meta_info)
+        require_keys("meta_info", meta_keys, self.meta_info)
         return DataProto(
-            batch=self.batch.select(*tensors) if tensors else None,
+            batch=self.batch.select(*tensor_names) if tensor_names else None,
             non_tensor_batch={key: self.non_tensor_batch[key] for key in other_keys},
-            meta_info={key: self.meta_info[key] for key in metas},
+            meta_info={key: self.meta_info[key] for key in meta_keys},
         )
 
     def pop(
@@ -317,18 +320,18 @@ class DataProto:
         meta_info_keys: Keys = None,
     ) -> "DataProto":
         """Remove the named columns from this table and return them as a new table."""
-        tensors = as_keys(batch_keys)
+        tensor_names = as_keys(batch_keys)
         other_keys = as_keys(non_tensor_batch_keys)
-        metas = as_keys(meta_info_keys)
-        popped = self.select(tensors, other_keys, metas)
+        meta_keys = as_keys(meta_info_keys)
+        popped_table = self.select(tensor_names, other_keys, meta_keys)
         for key in other_keys:
             del self.non_tensor_batch[key]
-        for key in metas:
+        for key in meta_keys:
             del self.meta_info[key]
         # Make a new TensorDict, because other tables may share this one.
-        remaining_batch = self.batch.exclude(*tensors)
+        remaining_batch = self.batch.exclude(*tensor_names)
         self.batch = remaining_batch if remaining_batch.keys() else self._empty_batch()
-        return popped
+        return popped_table
 
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
         """Rename tensor and non-tensor columns in place and return ``self``.
@@ -340,16 +343,19 @@ class DataProto:
         if len(old_names) != len(new_names):
             raise ValueError(f"rename: {len(old_names)} old keys but {len(new_names)} new ones")
         require_keys("the DataProto", old_names, self.keys())
-        taken = set(new_names) & (set(self.keys()) - set(old_names))
-        if taken or len(set(new_names)) != len(new_names):
+        used_names = set(new_names) & (set(self.keys()) - set(old_names))
+        if used_names or len(set(new_names)) != len(new_names):
             raise ValueError(
-                f"rename: the new names {new_names} are not free: {sorted(taken) or 'they repeat'}"
+                f"rename: the new names {new_names} are not free: "
+                f"{sorted(used_names) or 'they repeat'}"
             )
-        names = dict(zip(old_names, new_names, strict=True))
-        renamed = {names.get(key, key): tensor for key, tensor in self.batch.items()}
-        self.batch = TensorDict(renamed, batch_size=self.batch.batch_size)
+        new_name_by_old = dict(zip(old_names, new_names, strict=True))
+        renamed_tensors = {
+            new_name_by_old.get(key, key): tensor for key, tensor in self.batch.items()
+        }
+        self.batch = TensorDict(renamed_tensors, batch_size=self.batch.batch_size)
         self.non_tensor_batch = {
-            names.get(key, key): column for key, column in self.non_tensor_batch.items()
+            new_name_by_old.get(key, key): column for key, column in self.non_tensor_batch.items()
         }
         return self
 
@@ -360,10 +366,12 @@ class DataProto:
         """
         if self.keys() and other.keys() and len(self) != len(other):
             raise ValueError(f"union: lengths disagree: {len(self)} and {len(other)} rows")
-        clash = set(self.tensor_keys()) & set(other.non_tensor_batch)
-        clash |= set(self.non_tensor_batch) & set(other.tensor_keys())
-        if clash:
-            raise ValueError(f"union: {sorted(clash)} are tensors on one side and not on the other")
+        clashing_keys = set(self.tensor_keys()) & set(other.non_tensor_batch)
+        clashing_keys |= set(self.non_tensor_batch) & set(other.tensor_keys())
+        if clashing_keys:
+            raise ValueError(
+                f"union: {sorted(clashing_keys)} are tensors on one side and not on the other"
+            )
         non_tensors = union_dict("non_tensor_batch", self.non_tensor_batch, other.non_tensor_batch)
         meta_info = union_dict("meta_info", self.meta_info, other.meta_info)
         batch = self.batch
@@ -382,9 +390,9 @@ class DataProto:
         index = self._as_index(indices)
         if not np.array_equal(np.sort(index), np.arange(len(self))):
             raise ValueError(f"reorder needs a permutation of the {len(self)} rows")
-        ordered = self.select_idxs(index)
-        self.batch = ordered.batch
-        self.non_tensor_batch = ordered.non_tensor_batch
+        reordered_table = self.select_idxs(index)
+        self.batch = reordered_table.batch
+        self.non_tensor_batch = reordered_table.non_tensor_batch
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
         """Repeat every row ``repeat_times`` times.
@@ -394,8 +402,10 @@ class DataProto:
         if repeat_times < 1:
             raise ValueError(f"repeat_times must be at least 1, got {repeat_times}")
         index = np.arange(len(self))
-        repeated = np.repeat(index, repeat_times) if interleave else np.tile(index, repeat_times)
-        return self.select_idxs(repeated)
+        repeated_index = (
+            np.repeat(index, repeat_times) if interleave else np.tile(index, repeat_times)
+        )
+        return self.select_idxs(repeated_index)
 
     def chunk(self, chunks: int) -> list["DataProto"]:
         """Split into ``chunks`` tables of equal length in order.
@@ -407,8 +417,8 @@ class DataProto:
             if chunks < 1:
                 hint = "chunks must be at least 1"
             raise ValueError(f"cannot cut {len(self)} rows into {chunks} equal chunks; {hint}")
-        size = len(self) // chunks
-        return [self[i * size : (i + 1) * size] for i in range(chunks)]
+        chunk_length = len(self) // chunks
+        return [self[i * chunk_length : (i + 1) * chunk_length] for i in range(chunks)]
 
     def split(self, split_size: int) -> list["DataProto"]:
         """Split into tables of ``split_size`` rows in order. The last table may be shorter."""
@@ -432,10 +442,10 @@ class DataProto:
         """
         keys = [key for key in dtypes if key in self.tensor_keys()]
         table = self.select()
-        restored = {key: self.batch[key].dtype for key in keys}
+        original_dtypes = {key: self.batch[key].dtype for key in keys}
         for key in keys:
             table.batch[key] = self.batch[key].to(dtypes[key])
-        table.meta_info[RESTORED_DTYPES] = restored
+        table.meta_info[RESTORED_DTYPES] = original_dtypes
         return table
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Declarations of the metrics and charts that a method adds to console, report and validation.
+"""Metrics and charts that a training method adds to console, report and validation.
 
     rlvcr/report_sections.py ──append(ReportContribution(...))──▶ CONTRIBUTIONS
                                                              │ load_contributions()
@@ -7,7 +7,7 @@
 
 The module of the method is imported by name, because ``verl`` does not depend on the method. A
 module outside this repository appends when it is imported. Console and report show the entries of
-all contributions at one place of their list, in the order of ``CONTRIBUTIONS``.
+all contributions together, in the order of ``CONTRIBUTIONS``.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
 (ordered), ``time-0`` to ``time-7`` (unordered).
@@ -154,10 +154,12 @@ class MetricTable:
         """
         prefix = f"{self.prefix}/"
         column_keys = {column.key for column in self.columns}
-        key_parts = [
+        name_and_key_parts = [
             key.removeprefix(prefix).rpartition("/") for key in metrics if key.startswith(prefix)
         ]
-        return list(dict.fromkeys(name for name, _, key in key_parts if key in column_keys))
+        return list(
+            dict.fromkeys(name for name, _, key in name_and_key_parts if key in column_keys)
+        )
 
     def line_cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
         """Return the texts of the line for ``name``: the name, then a cell per column."""
@@ -208,14 +210,15 @@ class NumberColumn:
     """A column of numbers in a table that lists alternatives to a part of a turn.
 
     Each alternative is a dict. ``key`` is the key of its number, ``number_format`` the number's
-    format, and ``hint`` the tooltip of the column title. ``best`` highlights the largest number.
+    format, and ``hint`` the tooltip of the column title. ``highlights_largest`` highlights the
+    largest number.
     """
 
     key: str
     title: str
     number_format: str = "{}"
     hint: str = ""
-    best: bool = False
+    highlights_largest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +226,17 @@ class AlternativesView:
     """A table below a turn of the report: alternatives to a part of the turn.
 
     The turn's record has the list of alternatives under ``key``; each alternative is a dict.
-    ``badge``, ``text`` and ``chosen`` are keys of this dict. The value of ``badge`` is a number
-    from 1 to 4, by which the table is sorted. That of ``chosen`` is true for the text that the
-    agent used. ``note`` is a pair: a key of the turn's record, and a sentence with a placeholder
-    for its value. ``outcomes`` reads the returns of trajectories that were continued with one of
-    the alternatives.
+    ``badge_key``, ``text`` and ``chosen_key`` are keys of this dict. The value of ``badge_key`` is
+    a number from 1 to 4, by which the table is sorted. That of ``chosen_key`` is true for the text
+    that the agent used. ``note`` is a pair: a key of the turn's record, and a sentence with a
+    placeholder for its value. ``outcomes`` reads the returns of trajectories that were continued
+    with one of the alternatives.
     """
 
     key: str
-    badge: str
+    badge_key: str
     text: str
-    chosen: str
+    chosen_key: str
     columns: tuple[NumberColumn, ...]
     note: tuple[str, str]
     outcomes: ReadOutcomes | None = None
@@ -243,12 +246,12 @@ class AlternativesView:
 class TurnView:
     """Additions to the display of a turn in the report (observation, action and advantage).
 
-    ``badge`` and ``flags`` are keys of the turn's record. The value of ``badge``, a number from 1
-    to 4, is shown as a coloured label. The values of ``flags`` are shown as warnings. ``lead`` is a
-    sentence above the list of episodes.
+    ``badge_key`` and ``flags`` are keys of the turn's record. The value of ``badge_key``, a number
+    from 1 to 4, is shown as a coloured label. The values of ``flags`` are shown as warnings.
+    ``lead`` is a sentence above the list of episodes.
     """
 
-    badge: str | None = None
+    badge_key: str | None = None
     flags: tuple[str, ...] = ()
     alternatives: AlternativesView | None = None
     lead: str = ""
@@ -258,16 +261,16 @@ class TurnView:
 class ReportContribution:
     """All additions of the method or environment ``name`` to console, report and validation.
 
-    ``health_plots`` are charts of the section Health. ``steps`` adds to the display of turns.
+    ``health_plots`` are charts of the section Health. ``turn_view`` adds to the display of turns.
     ``batch_metrics`` computes metrics of a validation batch.
     """
 
     name: str
-    console: tuple[ConsoleMetric, ...] = ()
+    console_metrics: tuple[ConsoleMetric, ...] = ()
     headline_metrics: tuple[HeadlineMetric, ...] = ()
     sections: tuple[ReportSection, ...] = ()
     health_plots: tuple[Plot, ...] = ()
-    steps: TurnView | None = None
+    turn_view: TurnView | None = None
     batch_metrics: BatchMetrics | None = None
 
 
@@ -282,15 +285,15 @@ def list_data_sources(metric_names: Iterable[str]) -> list[str]:
     ``openai/gsm8k``. Other metrics may end in ``success_rate`` too, but only a source has an
     ``episode_reward`` next to it.
     """
-    names = dict.fromkeys(metric_names)
+    unique_names = dict.fromkeys(metric_names)
     pattern = re.compile("val/(.+)/success_rate")
-    sources = [match[1] for name in names if (match := pattern.fullmatch(name))]
-    return [source for source in sources if f"val/{source}/episode_reward" in names]
+    sources = [match[1] for name in unique_names if (match := pattern.fullmatch(name))]
+    return [source for source in sources if f"val/{source}/episode_reward" in unique_names]
 
 
 @functools.cache
 def load_contributions() -> list[ReportContribution]:
-    """Import the module of the method once; return what methods add to console and report.
+    """Import the module of the training method once; return all additions to console and report.
 
     If the import fails, log a warning and continue without its contribution.
     """

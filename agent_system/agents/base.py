@@ -78,19 +78,20 @@ def get_actions(
     Raises ``TypeError`` for an object that is no agent and for an invalid return value of
     ``get_action``. Raises ``ValueError`` unless ``act_batch`` returned one action per conversation.
     """
-    name = type(agent).__name__
+    agent_type_name = type(agent).__name__
     actions: list[Action | str] = []
     if callable(getattr(agent, "act_batch", None)):
         actions.extend(cast(BatchAgent, agent).act_batch(conversations))
         if len(actions) != len(conversations):
             raise ValueError(
-                f"{name}.act_batch returned {len(actions)} actions "
+                f"{agent_type_name}.act_batch returned {len(actions)} actions "
                 f"for {len(conversations)} conversations"
             )
         return actions, list(states)
     if not callable(getattr(agent, "get_action", None)):
         raise TypeError(
-            f"{name} is not an agent: it has neither act_batch nor get_action. Define one of them"
+            f"{agent_type_name} is not an agent: it has neither act_batch nor get_action. "
+            "Define one of them"
         )
     new_states: list[Any] = []
     for conversation, state in zip(conversations, states, strict=True):
@@ -102,8 +103,8 @@ def get_actions(
         action, state = answer if isinstance(answer, tuple) else (answer, state)
         if not isinstance(action, (str, Action)):
             raise TypeError(
-                f"{name}.get_action returned {type(action).__name__}; allowed: str or Action, "
-                "alone or in a pair with a state"
+                f"{agent_type_name}.get_action returned {type(action).__name__}; allowed: "
+                "str or Action, alone or in a pair with a state"
             )
         actions.append(action)
         new_states.append(state)

@@ -87,44 +87,44 @@ class DirectOutputAgent:
             text = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-            ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            token_ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
             # Pass ids if encoding a text adds special tokens: the template has already added BOS.
             adds_special_tokens = (
-                list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
+                list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != token_ids
             )
-            return {"prompt_token_ids": ids} if adds_special_tokens else text
+            return {"prompt_token_ids": token_ids} if adds_special_tokens else text
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + "assistant: "
 
     def _build_action(self, output: Any) -> Action:
-        ids = [int(token) for token in output.token_ids]
-        reason = _STOP_REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
-        version = getattr(output, "policy_version", 0)
+        token_ids = [int(token) for token in output.token_ids]
+        stop_reason = _STOP_REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
+        policy_version = getattr(output, "policy_version", 0)
         return Action(
-            text=self._get_output_text(output, ids),
-            token_ids=ids,
-            logprobs=_extract_logprobs(output, ids),
-            stop_reason=reason,
-            policy_version=version if isinstance(version, int) else 0,
+            text=self._get_output_text(output, token_ids),
+            token_ids=token_ids,
+            logprobs=_extract_logprobs(output, token_ids),
+            stop_reason=stop_reason,
+            policy_version=policy_version if isinstance(policy_version, int) else 0,
         )
 
-    def _get_output_text(self, output: object, ids: list[int]) -> str:
+    def _get_output_text(self, output: object, token_ids: list[int]) -> str:
         text = getattr(output, "text", None)
         decode = getattr(self._tokenizer, "decode", None)
         if text is None and decode is not None:
-            text = decode(ids, skip_special_tokens=True)
-        return text if isinstance(text, str) else " ".join(map(str, ids))
+            text = decode(token_ids, skip_special_tokens=True)
+        return text if isinstance(text, str) else " ".join(map(str, token_ids))
 
 
-def _extract_logprobs(output: object, ids: list[int]) -> list[float]:
+def _extract_logprobs(output: object, token_ids: list[int]) -> list[float]:
     """Return one log-prob per id, NaN where the model returned none."""
     logprob_entries = getattr(output, "logprobs", None)
     if not isinstance(logprob_entries, Sequence) or not logprob_entries:
-        return [math.nan] * len(ids)
-    values: list[float] = []
-    for logprob_entry, token_id in zip(logprob_entries, ids, strict=True):
+        return [math.nan] * len(token_ids)
+    logprobs: list[float] = []
+    for logprob_entry, token_id in zip(logprob_entries, token_ids, strict=True):
         if isinstance(logprob_entry, Mapping):  # vLLM may also list more likely tokens
             logprob_entry = logprob_entry[token_id]
         logprob = getattr(logprob_entry, "logprob", logprob_entry)
-        values.append(math.nan if logprob is None else float(logprob))
-    return values
+        logprobs.append(math.nan if logprob is None else float(logprob))
+    return logprobs

@@ -53,14 +53,14 @@ CLIENT_LABEL_KEYS = (
     "prompt_cache_key",
 )
 # Keys of messages with tool calls and with results of calls, by role
-CALL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+TOOL_CALL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
 MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
 PARSED_KEYS = ("model", "messages", "stop", "tools", *MAX_TOKENS_KEYS)
-FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FUNCTION_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # Parts of the error messages below: reason, or fix.
-ONLY_TEXT = "only text is shown to the policy"
-NO_TOOLS = "the run renders no tools"
-USE_CHAT_HISTORY = "env.history=chat, with a model whose chat template writes tool calls"
+ONLY_TEXT_REASON = "only text is shown to the policy"
+NO_TOOLS_REASON = "the run renders no tools"
+CHAT_HISTORY_FIX = "env.history=chat, with a model whose chat template writes tool calls"
 MAX_STOP_STRINGS = 4  # stop strings in one request, as in OpenAI's API
 MAX_MESSAGES = 10_000  # messages in one request
 MAX_TOOLS = 128  # functions in one request
@@ -84,9 +84,14 @@ class RequestRefusedError(Exception):
 
     def build_error_body(self) -> dict[str, Any]:
         """Return the JSON body of the HTTP response, in OpenAI's error format."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": fields}
+        error_type = "server_error" if self.status >= 500 else "invalid_request_error"
+        error_fields = {
+            "message": self.message,
+            "type": error_type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error_fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +127,8 @@ class ChatRequest:
 
 def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
     """Parse and check the request in ``body``. Raises ``RequestRefusedError``."""
-    values = {key: value for key, value in body.items() if value is not None}
-    model = values.get("model")
+    request_values = {key: value for key, value in body.items() if value is not None}
+    model = request_values.get("model")
     if model not in rules.models:
         raise RequestRefusedError(
             f"model={_shorten_value(model)}: this model does not exist; allowed: "
@@ -132,13 +137,13 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
             param="model",
             code="model_not_found",
         )
-    _refuse_sampling_overrides(values, rules)
+    _refuse_sampling_overrides(request_values, rules)
     return ChatRequest(
-        messages=_read_messages(values.get("messages"), rules),
-        stop=_read_stop(values.get("stop", [])),
-        max_tokens=_read_max_tokens(values, rules),
+        messages=_read_messages(request_values.get("messages"), rules),
+        stop=_read_stop(request_values.get("stop", [])),
+        max_tokens=_read_max_tokens(request_values, rules),
         model=model,
-        tools=_read_tools(values, rules),
+        tools=_read_tools(request_values, rules),
     )
 
 
@@ -166,9 +171,9 @@ def _refuse_sampling_overrides(request_values: Mapping[str, Any], rules: Samplin
         # An unknown key could change the sampling, so no value of it is allowed.
         allowed = accepted_values.get(key, ())
         if value not in allowed:
-            values = ", ".join(map(repr, allowed)) or "none"
+            allowed_text = ", ".join(map(repr, allowed)) or "none"
             reason = "the settings of the run determine the sampling, and replies are whole texts"
-            raise build_value_refusal(key, value, reason, values, f"remove {key}")
+            raise build_value_refusal(key, value, reason, allowed_text, f"remove {key}")
 
 
 def _read_max_tokens(request_values: Mapping[str, Any], rules: SamplingRules) -> int:
@@ -201,14 +206,14 @@ def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tool
         reason, allowed = "not a list of functions", f"a list of at most {MAX_TOOLS} functions"
         raise build_value_refusal("tools", tools, reason, allowed, "send such a list")
     if tools and not rules.renders_tools:
-        fix = f"{USE_CHAT_HISTORY}, or write the tools into a message"
-        raise build_value_refusal("tools", tools, NO_TOOLS, "[]", fix)
+        fix = f"{CHAT_HISTORY_FIX}, or write the tools into a message"
+        raise build_value_refusal("tools", tools, NO_TOOLS_REASON, "[]", fix)
     for index, tool in enumerate(tools):
         _check_tool(tool, f"tools[{index}]")
-    names = [tool["function"]["name"] for tool in tools]
-    if len(set(names)) < len(names):
+    function_names = [tool["function"]["name"] for tool in tools]
+    if len(set(function_names)) < len(function_names):
         reason, allowed = "two functions have the same name", "different names"
-        raise build_value_refusal("tools", names, reason, allowed, "rename one of them")
+        raise build_value_refusal("tools", function_names, reason, allowed, "rename one of them")
     return tools
 
 
@@ -235,7 +240,7 @@ def _is_valid_function_tool(tool: Any) -> bool:
     name = function.get("name")
     return (
         isinstance(name, str)
-        and FUNCTION_NAME.fullmatch(name) is not None
+        and FUNCTION_NAME_PATTERN.fullmatch(name) is not None
         and isinstance(function.get("parameters"), dict | None)
         and isinstance(function.get("description"), str | None)
         and is_encodable_json(tool)
@@ -299,15 +304,17 @@ def _read_message(message: object, location: str, rules: SamplingRules) -> Messa
         raise build_value_refusal(f"{location}.role", role, reason, ", ".join(roles), fix)
     parsed_keys = ("role", "content")
     if rules.renders_tools:
-        parsed_keys += CALL_KEYS.get(role, ())
+        parsed_keys += TOOL_CALL_KEYS.get(role, ())
     if rules.renders_thoughts and role == "assistant":
         parsed_keys += THOUGHT_KEYS
     for key, value in message.items():
         # Clients send earlier replies back with all fields, most of them empty.
         if value and key not in parsed_keys:
             fix = "write it into the content"
-            raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
-    parsed: Message = {"role": roles[role]}
+            raise build_value_refusal(
+                f"{location}.{key}", value, ONLY_TEXT_REASON, "no such key", fix
+            )
+    parsed_message: Message = {"role": roles[role]}
     content = message.get("content")
     if role == "tool":
         call_id = message.get("tool_call_id")
@@ -316,11 +323,11 @@ def _read_message(message: object, location: str, rules: SamplingRules) -> Messa
             raise build_value_refusal(
                 f"{location}.tool_call_id", call_id, "the result has no call", "an id", fix
             )
-        parsed |= {key: message[key] for key in CALL_KEYS["tool"] if message.get(key)}
+        parsed_message |= {key: message[key] for key in TOOL_CALL_KEYS["tool"] if message.get(key)}
     elif role == "assistant":
-        parsed |= _read_thought(message, location)
+        parsed_message |= _read_thought(message, location)
         if message.get("tool_calls"):
-            parsed["tool_calls"] = _read_tool_calls(message["tool_calls"], location)
+            parsed_message["tool_calls"] = _read_tool_calls(message["tool_calls"], location)
         # Clients replace an empty text by null.
         content = "" if content is None else content
     content_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
@@ -331,9 +338,9 @@ def _read_message(message: object, location: str, rules: SamplingRules) -> Messa
         if not _is_valid_unicode(text):
             key, fix = f"{location}.content", "write it as text"
             allowed = "a text, or a list of parts {type: text, text: ...}"
-            raise build_value_refusal(key, content, ONLY_TEXT, allowed, fix)
+            raise build_value_refusal(key, content, ONLY_TEXT_REASON, allowed, fix)
         texts.append(text)
-    return {**parsed, "content": "".join(texts)}
+    return {**parsed_message, "content": "".join(texts)}
 
 
 def _read_thought(message: dict[str, Any], location: str) -> Message:

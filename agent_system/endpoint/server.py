@@ -75,7 +75,7 @@ class EndpointServer:
         self._sessions: dict[str, EndpointSession] = {}
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        self._connections: ConnectionLimiter | None = None
+        self._connection_limiter: ConnectionLimiter | None = None
         self._start_lock = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -122,9 +122,11 @@ class EndpointServer:
         await runner.setup()
         assert runner.server is not None  # set by setup()
         self._runner = runner
-        self._connections = ConnectionLimiter(runner.server)
+        self._connection_limiter = ConnectionLimiter(runner.server)
         loop = asyncio.get_running_loop()
-        return await loop.create_server(self._connections, LOOPBACK, 0, backlog=ACCEPT_QUEUE_LENGTH)
+        return await loop.create_server(
+            self._connection_limiter, LOOPBACK, 0, backlog=ACCEPT_QUEUE_LENGTH
+        )
 
     def _build_app(self) -> web.Application:
         app = web.Application(
@@ -143,9 +145,9 @@ class EndpointServer:
 
     async def _handle_models(self, request: web.Request) -> web.Response:
         session = self._sessions[self._authenticate_request(request)]
-        model = {"object": "model", "created": 0, "owned_by": "rlvcr"}
-        models = [{"id": name, **model} for name in session.rules.models]
-        return web.json_response({"object": "list", "data": models})
+        common_fields = {"object": "model", "created": 0, "owned_by": "rlvcr"}
+        model_entries = [{"id": name, **common_fields} for name in session.rules.models]
+        return web.json_response({"object": "list", "data": model_entries})
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
         self._authenticate_request(request)
@@ -166,8 +168,8 @@ class EndpointServer:
                 status=401,
                 code="invalid_api_key",
             )
-        if self._connections is not None:
-            self._connections.mark_connection_authenticated(request)
+        if self._connection_limiter is not None:
+            self._connection_limiter.mark_connection_authenticated(request)
         return key
 
 

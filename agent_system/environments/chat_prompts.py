@@ -71,10 +71,12 @@ class ChatPrompts:
         return self._append_admissible_actions("\n\n".join(paragraphs), observation)
 
     def _append_admissible_actions(self, text: str, observation: Observation) -> str:
-        actions = observation.info.get("admissible_actions") if self.list_actions else None
-        if not actions:
+        admissible_actions = (
+            observation.info.get("admissible_actions") if self.list_actions else None
+        )
+        if not admissible_actions:
             return text
-        return f"{text}\nPossible actions: {', '.join(actions)}"
+        return f"{text}\nPossible actions: {', '.join(admissible_actions)}"
 
 
 class CompactPrompts:
@@ -114,16 +116,17 @@ class CompactPrompts:
     ) -> str:
         """Return the user message with the past turns and the ``observation``, shortened."""
         del levels  # the prompts are the same with and without thinking levels
-        texts = [text for text, _ in history] + [observation.text]
+        observation_texts = [text for text, _ in history] + [observation.text]
         # Compare texts: a turn of the history does not record that it was the first.
         shortened_texts = [
-            self.shorten_first(text) if text == first.text else self.shorten(text) for text in texts
+            self.shorten_first(text) if text == first.text else self.shorten(text)
+            for text in observation_texts
         ]
         lines = [
             f"{text}\n> {action}"
             for text, (_, action) in zip(shortened_texts, history, strict=False)
         ]
-        if self.keep_first and first.text not in texts:
+        if self.keep_first and first.text not in observation_texts:
             lines.insert(0, self.shorten_first(first.text))
         return "\n".join([*lines, shortened_texts[-1]])
 

@@ -44,29 +44,31 @@ def complete_env_section(tree: Tree, schema: type[Section]) -> None:
     ``alfworld``. Spell the name as the registry does. Copy the values of other sections that the
     environment uses (listed in ``data_keys`` of its settings class) into ``env.<name>``.
     """
-    env = tree.setdefault("env", {})
-    if not isinstance(env, dict):
+    env_section = tree.setdefault("env", {})
+    if not isinstance(env_section, dict):
         return
     is_ppo = issubclass(schema, PPOConfig)
-    if is_ppo and not env.get("env_name"):
-        env["env_name"] = DATASET_ENVIRONMENT if _has_data_files(tree) else DEFAULT_ENVIRONMENT
-    if isinstance(env.get("env_name"), str):
-        env["env_name"] = canonicalize_env_name(env["env_name"])
-    name = str(env.get("env_name", "")).split("/", 1)[0]
+    if is_ppo and not env_section.get("env_name"):
+        env_section["env_name"] = (
+            DATASET_ENVIRONMENT if _has_data_files(tree) else DEFAULT_ENVIRONMENT
+        )
+    if isinstance(env_section.get("env_name"), str):
+        env_section["env_name"] = canonicalize_env_name(env_section["env_name"])
+    name = str(env_section.get("env_name", "")).split("/", 1)[0]
     settings = find_settings_class_or_none(name) if name in REGISTRY else None
     if settings is None:
         return
     if is_ppo:
         if settings.is_single_turn:
-            env.setdefault("max_steps", 1)
+            env_section.setdefault("max_steps", 1)
         if settings.data_keys:
             # None: the validation set contains all rows of the files.
-            env.setdefault("val_tasks", None)
+            env_section.setdefault("val_tasks", None)
             _copy_config_value(tree, GROUP_SIZE_KEY, "env.rollout.n")
-        for source, target_key in settings.data_keys.items():
-            _copy_config_value(tree, source, f"env.{name}.{target_key}")
+        for source_key, target_key in settings.data_keys.items():
+            _copy_config_value(tree, source_key, f"env.{name}.{target_key}")
     # An empty section makes the schema fill in the defaults.
-    env.setdefault(name, {})
+    env_section.setdefault(name, {})
 
 
 def _has_data_files(tree: Tree) -> bool:
@@ -90,7 +92,7 @@ def _get_config_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
 
 
 def _copy_config_value(tree: Tree, source_key: str, target_key: str) -> None:
-    """Copy the value of ``source_key`` to ``target_key`` (dotted keys) unless the latter is set."""
+    """Copy the value of ``source_key`` to ``target_key`` (dotted keys), unless that key is set."""
     value = _get_config_value(tree, source_key)
     if value is None or _get_config_value(tree, target_key) is not None:
         return
@@ -117,24 +119,29 @@ def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[
         return
     used_names = {canonicalize_env_name(env_name).split("/", 1)[0]}
     if MIXTURE_ENVIRONMENT in used_names:
-        parts = _get_config_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")
-        part_names = map(str, DEFAULT_PARTS if parts is None else parts)
+        mixture_parts = _get_config_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")
+        part_names = map(str, DEFAULT_PARTS if mixture_parts is None else mixture_parts)
         used_names |= {canonicalize_env_name(name).split("/", 1)[0] for name in part_names}
-    first_keys: dict[str, str] = {}
-    for path in written_keys:
-        top_section, _, subpath = path.partition(".")
+    first_key_by_env: dict[str, str] = {}
+    for written_key in written_keys:
+        top_section, _, subpath = written_key.partition(".")
         name = subpath.partition(".")[0]
         if top_section == "env" and name in REGISTRY and name not in used_names:
-            first_keys.setdefault(name, path)
-    for name, path in first_keys.items():
+            first_key_by_env.setdefault(name, written_key)
+    for name, written_key in first_key_by_env.items():
         reason = f"a key of the environment {name}, and the run uses {env_name}"
-        key = path.removeprefix(f"env.{name}").lstrip(".")
-        fix = f"remove it, or set env.env_name={name}"
+        key_in_section = written_key.removeprefix(f"env.{name}").lstrip(".")
+        fix_text = f"remove it, or set env.env_name={name}"
         if ":" in env_name:
-            fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
-        allowed = "allowed: sections of the environment of the run"
-        text = f"{path}={_get_config_value(tree, path)!r}: {reason}; {allowed}; fix: {fix}"
-        yield Problem(text, "no_effect")
+            fix_text = (
+                f"set env.kwargs.{key_in_section or 'KEY'}=..., which has the keys of {env_name}"
+            )
+        allowed_text = "allowed: sections of the environment of the run"
+        problem_text = (
+            f"{written_key}={_get_config_value(tree, written_key)!r}: {reason}; {allowed_text}; "
+            f"fix: {fix_text}"
+        )
+        yield Problem(problem_text, "no_effect")
 
 
 def collect_env_settings(env: EnvConfig) -> dict[str, EnvSettings]:
@@ -145,9 +152,11 @@ def collect_env_settings(env: EnvConfig) -> dict[str, EnvSettings]:
     """
     kwargs_by_name: Mapping[str, Mapping[str, Any]] = {env.env_name: env.kwargs}
     if isinstance(env.active_section, MixtureSettings):
-        values = {**env.active_section.model_dump(exclude_unset=True), **env.kwargs}
-        mixture = read_section(MixtureSettings, values).section or MixtureSettings()
-        kwargs_by_name = {part: mixture.kwargs.get(part, {}) for part in mixture.part_weights}
+        mixture_values = {**env.active_section.model_dump(exclude_unset=True), **env.kwargs}
+        mixture = read_section(MixtureSettings, mixture_values).section or MixtureSettings()
+        kwargs_by_name = {
+            part_name: mixture.kwargs.get(part_name, {}) for part_name in mixture.part_weights
+        }
     settings_by_name = {}
     for name, kwargs in kwargs_by_name.items():
         part_env = env.model_copy(update={"env_name": name, "kwargs": dict(kwargs)})
@@ -160,8 +169,8 @@ def collect_env_settings(env: EnvConfig) -> dict[str, EnvSettings]:
 
 
 ENVIRONMENTS = EnvironmentPlugin(
-    names=REGISTRY.keys,
-    section=find_settings_class_or_none,
+    list_names=REGISTRY.keys,
+    find_section_class=find_settings_class_or_none,
     preprocess=complete_env_section,
     check_set_keys=check_unused_env_sections,
     settings=collect_env_settings,

@@ -217,7 +217,7 @@ def shows_level_prompts(prompts: Prompts) -> bool:
     return bool(getattr(prompts, "shows_level_prompts", False))
 
 
-def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
-    """Return ``prompts``, or in a mixture the prompts of the environment that made ``first``."""
+def select_prompts(prompts: Prompts, first_observation: Observation) -> Prompts:
+    """Return ``prompts``, or in a mixture those of the environment of ``first_observation``."""
     select_method = getattr(prompts, "select_part_prompts", None)
-    return prompts if select_method is None else select_method(first)
+    return prompts if select_method is None else select_method(first_observation)

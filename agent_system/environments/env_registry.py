@@ -30,12 +30,12 @@ PACKAGES_MODULE = "agent_system.environments.env_package"
 class RegistryEntry:
     """Registered environment: import path of its package, and extra of ``setup.py``.
 
-    ``settings``: import path of the settings class. Empty: read it from the package.
+    ``settings_import_path``: import path of the settings class. Empty: read it from the package.
     """
 
-    target: str
+    import_path: str
     extra: str | None = None
-    settings: str = ""
+    settings_import_path: str = ""
 
 
 # Built-in packages: class of the settings, and extra of ``setup.py`` with the dependencies.
@@ -141,16 +141,16 @@ def get_package(env_name: str) -> EnvPackage:
     Raises ``UnknownEnvironmentError``, ``MissingExtraError``, ``InvalidPackageError`` for an error
     of its module, and ``TypeError`` for an attribute that is no ``EnvPackage``.
     """
-    entry = find_entry(env_name)
-    module_name, _, attribute = entry.target.partition(":")
+    registry_entry = find_entry(env_name)
+    module_name, _, attribute_name = registry_entry.import_path.partition(":")
     module = _import_module(env_name, module_name)
-    attribute = attribute or "PACKAGE"
-    if not hasattr(module, attribute):
-        hint = did_you_mean(attribute, vars(module))
+    attribute_name = attribute_name or "PACKAGE"
+    if not hasattr(module, attribute_name):
+        hint = did_you_mean(attribute_name, vars(module))
         raise UnknownEnvironmentError(
-            f"{env_name!r}: the module {module_name} has no {attribute}{hint}"
+            f"{env_name!r}: the module {module_name} has no {attribute_name}{hint}"
         )
-    package = getattr(module, attribute)
+    package = getattr(module, attribute_name)
     # A function registered with the decorator returns the package.
     if inspect.isfunction(package):
         try:
@@ -165,9 +165,9 @@ def get_package(env_name: str) -> EnvPackage:
             ) from error
     if not isinstance(package, EnvPackage):
         raise TypeError(
-            f"environment {env_name!r}: {entry.target} is a {type(package).__name__}, not an "
-            f"EnvPackage; allowed: an EnvPackage, or a function without arguments that returns "
-            f"one; fix: name it, as in {module_name}:PACKAGE"
+            f"environment {env_name!r}: {registry_entry.import_path} is a "
+            f"{type(package).__name__}, not an EnvPackage; allowed: an EnvPackage, or a function "
+            f"without arguments that returns one; fix: name it, as in {module_name}:PACKAGE"
         )
     return package
 
@@ -175,10 +175,12 @@ def get_package(env_name: str) -> EnvPackage:
 def _import_module(env_name: str, module_name: str) -> ModuleType:
     is_file = module_name.endswith(".py")
     if is_file or not all(name_part.isidentifier() for name_part in module_name.split(".")):
-        stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
+        suggested_module = (
+            module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
+        )
         raise UnknownEnvironmentError(
             f"{env_name!r}: {module_name!r} is not a module name; allowed: MODULE:NAME; "
-            f"fix: {stem}:PACKAGE"
+            f"fix: {suggested_module}:PACKAGE"
         )
     try:
         return importlib.import_module(module_name)
@@ -212,11 +214,11 @@ def find_settings_class(env_name: str) -> type[EnvSettings]:
 
     The package is imported only if the registry entry has no import path of the settings.
     """
-    settings_path = find_entry(env_name).settings
+    settings_path = find_entry(env_name).settings_import_path
     if not settings_path:
         return get_package(env_name).settings
-    module_name, _, attribute = settings_path.partition(":")
-    return getattr(importlib.import_module(module_name), attribute)
+    module_name, _, attribute_name = settings_path.partition(":")
+    return getattr(importlib.import_module(module_name), attribute_name)
 
 
 def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
@@ -268,10 +270,12 @@ def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[Env
     if variant in settings_type.variant_aliases:
         return
     if not key:
-        names = ", ".join([name, *(f"{name}/{alias}" for alias in settings_type.variant_aliases)])
+        allowed_names = ", ".join(
+            [name, *(f"{name}/{alias}" for alias in settings_type.variant_aliases)]
+        )
         raise ConfigError(
             f"env.env_name={env_name!r}: the environment has no variant {variant!r}; allowed: "
-            f"{names}; fix: env.env_name={name}",
+            f"{allowed_names}; fix: env.env_name={name}",
             "unknown_name",
         )
     # A loaded config contains all defaults, so a default value does not contradict the variant in

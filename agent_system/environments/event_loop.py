@@ -8,13 +8,13 @@ from typing import Any
 
 
 class _ThreadLoop(threading.local):
-    """Event loop of the thread. It stays open: clients that environments keep need it."""
+    """Event loop of the current thread. It stays open: clients of environments are bound to it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
 
 
-_THREAD = _ThreadLoop()
+_THREAD_LOOP = _ThreadLoop()
 
 
 def is_loop_running() -> bool:
@@ -44,7 +44,7 @@ def await_if_needed(value: object) -> Any:
     async def await_value() -> Any:
         return await value
 
-    loop = _THREAD.loop
+    loop = _THREAD_LOOP.loop
     task = loop.create_task(await_value())
     try:
         return loop.run_until_complete(task)

@@ -32,11 +32,11 @@ def find_java(env_name: str) -> str:
     java_home = os.environ.get("JAVA_HOME")
     java_path = shutil.which("java", path=os.path.join(java_home, "bin") if java_home else None)
     if java_path is None:
-        location = f"$JAVA_HOME/bin ({java_home}/bin)" if java_home else "the path"
+        searched_location = f"$JAVA_HOME/bin ({java_home}/bin)" if java_home else "the path"
         raise JavaMissingError(
-            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {location}; "
-            "fix: install it, for example with `apt-get install default-jre-headless`, or set "
-            "JAVA_HOME"
+            f"environment {env_name!r} needs Java 8 or newer, and there is no java on "
+            f"{searched_location}; fix: install it, for example with `apt-get install "
+            "default-jre-headless`, or set JAVA_HOME"
         )
     return java_path
 

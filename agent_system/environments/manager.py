@@ -65,11 +65,14 @@ class EnvironmentManagerBase:
                 f"its settings: {self.settings!r}"
             )
         tasks_by_part = group_tasks_by_part(tasks, self.package.part_weights(self.settings))
-        empty_parts = ", ".join(repr(name) for name, part in tasks_by_part.items() if not part)
-        if empty_parts:
+        parts_without_tasks = ", ".join(
+            repr(name) for name, part_tasks in tasks_by_part.items() if not part_tasks
+        )
+        if parts_without_tasks:
             raise ValueError(
-                f"environment {config.env.env_name!r} has no {split} tasks of {empty_parts}; "
-                "allowed: a task of each part; fix: raise env.train_tasks, or remove the part"
+                f"environment {config.env.env_name!r} has no {split} tasks of "
+                f"{parts_without_tasks}; allowed: a task of each part; "
+                "fix: raise env.train_tasks, or remove the part"
             )
         self.replace_tasks(tasks)
 
@@ -86,15 +89,17 @@ class EnvironmentManagerBase:
             (int), ``data_source`` and ``task_id``. ``meta_info["global_step"]`` is the step.
         """
         groups: list[TaskGroup] = []
-        for group in range(batch_size):
+        for group_index in range(batch_size):
             # The position in the task order does not depend on the number of earlier batches.
             batch_number = step - 1 if self.task_schedule.is_shuffled else step - 1 + batch_in_step
-            task = self.task_schedule.get_task(batch_number * batch_size + group, batch_in_step)
+            task = self.task_schedule.get_task(
+                batch_number * batch_size + group_index, batch_in_step
+            )
             seed = (
-                derive_seed(self.env_config.seed, self.split, step, batch_in_step, group)
+                derive_seed(self.env_config.seed, self.split, step, batch_in_step, group_index)
                 & SEED_MASK
             )
-            groups.append((task, seed, f"{self.split}-{step}-{batch_in_step}-{group}"))
+            groups.append((task, seed, f"{self.split}-{step}-{batch_in_step}-{group_index}"))
         batch = self._build_batch(groups, self.group_size)
         batch.meta_info["global_step"] = step
         return batch
@@ -113,13 +118,15 @@ class EnvironmentManagerBase:
 
     def replace_tasks(self, tasks: list[Task]) -> None:
         """Replace the tasks of this split, their order in training, and the validation set."""
-        weights = self.package.part_weights(self.settings)
+        part_weights = self.package.part_weights(self.settings)
         self.task_list = tasks
         seed = (self.env_config.seed, self.split)
-        self.task_schedule = TaskSchedule(tasks, weights, self.shuffle, seed)
+        self.task_schedule = TaskSchedule(tasks, part_weights, self.shuffle, seed)
         self.validation_set: list[tuple[Task, int]] = []
         if self.split == "val":
-            self.validation_set = select_validation_set(tasks, self.env_config.val_tasks, weights)
+            self.validation_set = select_validation_set(
+                tasks, self.env_config.val_tasks, part_weights
+            )
 
     def _build_batch(self, groups: list[TaskGroup], group_size: int) -> "DataProto":
         rows = [
@@ -174,14 +181,19 @@ class EnvironmentManagerBase:
         parsed_actions = [
             package.project(text) for package, text in zip(packages, text_actions, strict=True)
         ]
-        results = self._driver.run(self._driver.step([action for action, _ in parsed_actions]))
+        step_results = self._driver.run(self._driver.step([action for action, _ in parsed_actions]))
         infos: list[dict[str, Any]] = []
-        for (_, is_well_formed), (_, _, _, info) in zip(parsed_actions, results, strict=True):
+        for (_, is_well_formed), (_, _, _, info) in zip(parsed_actions, step_results, strict=True):
             is_valid = bool(is_well_formed and info.get("is_action_valid", True))
             infos.append({**info, "is_action_valid": is_valid})
-        rewards = np.array([result[1] for result in results], dtype=np.float32)
-        dones = np.array([result[2] for result in results], dtype=bool)
-        return _build_observation_columns([result[0] for result in results]), rewards, dones, infos
+        rewards = np.array([step_result[1] for step_result in step_results], dtype=np.float32)
+        dones = np.array([step_result[2] for step_result in step_results], dtype=bool)
+        return (
+            _build_observation_columns([step_result[0] for step_result in step_results]),
+            rewards,
+            dones,
+            infos,
+        )
 
     def success_evaluator(
         self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
@@ -191,10 +203,10 @@ class EnvironmentManagerBase:
         ``infos`` are those of the last env step of each episode.
         """
         values_by_metric: dict[str, list[float]] = defaultdict(list)
-        for info, source in zip(infos, data_sources, strict=True):
-            won = float(bool(info.get("won", False)))
-            values_by_metric["success_rate"].append(won)
-            values_by_metric[f"{source}_success_rate"].append(won)
+        for info, data_source in zip(infos, data_sources, strict=True):
+            success = float(bool(info.get("won", False)))
+            values_by_metric["success_rate"].append(success)
+            values_by_metric[f"{data_source}_success_rate"].append(success)
         return {key: np.array(values, dtype=np.float32) for key, values in values_by_metric.items()}
 
     def close(self) -> None:
@@ -220,7 +232,7 @@ def load_tasks(
     Raises ``MissingExtraError`` for a missing module, and ``ValueError`` for invalid tasks.
     """
     try:
-        result = package.tasks(settings, split)
+        returned_tasks = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
     except (ImportError, OSError, ValueError, MemoryError, TimeLimitError):
@@ -231,13 +243,13 @@ def load_tasks(
             f"{describe_raised_error(error)}; allowed: tasks(settings, split), which returns a "
             "list of tasks; fix: correct the function"
         ) from error
-    if not isinstance(result, Sequence):
+    if not isinstance(returned_tasks, Sequence):
         raise ValueError(
-            f"the function tasks of environment {env_name!r} returned {result!r:.80}; allowed: a "
-            "list of tasks; fix: correct the function"
+            f"the function tasks of environment {env_name!r} returned {returned_tasks!r:.80}; "
+            "allowed: a list of tasks; fix: correct the function"
         )
-    check_tasks(result, split)
-    return list(result)
+    check_tasks(returned_tasks, split)
+    return list(returned_tasks)
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:

@@ -85,17 +85,18 @@ class EnvPackage(Generic[S]):
     project: Callable[[str], tuple[str, bool]] = project_action
     # Stop after the action: the model would otherwise continue with an invented observation.
     stop: tuple[str, ...] = ("</action>",)
+    # (config key, value for images, value for texts), or None if observations are texts
     images: Callable[[S], tuple[str, Any, Any] | None] = lambda _settings: None
-    executes_cut_turns: bool = False
+    executes_cut_turns: bool = False  # cut: the turn reached its token limit
     runs_agent: bool = False
     task_text: TaskText | None = None
     expert: Expert[S] | None = None
     variants: Callable[[], Sequence[str]] = tuple
     mixture: Mixture[S] | None = None
     format_action: Callable[[str], str] | None = None
-    unlisted: Callable[[], Mapping[str, str]] = dict
-    remarks: Callable[[], Mapping[str, str]] = dict
-    without_oracle: tuple[str, ...] = ()
+    unlisted: Callable[[], Mapping[str, str]] = dict  # variant -> reason to omit it from lists
+    remarks: Callable[[], Mapping[str, str]] = dict  # variant -> remark printed in lists
+    without_oracle: tuple[str, ...] = ()  # variants for which the expert knows no solution
 
     def __post_init__(self) -> None:
         is_settings_class = isinstance(self.settings, type) and issubclass(

@@ -43,17 +43,17 @@ def build_weighted_part_order(weights: Mapping[str, int]) -> list[str]:
         {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """
     total_weight = sum(weights.values())
-    counts = dict.fromkeys(weights, 0)
-    order: list[str] = []
+    count_by_part = dict.fromkeys(weights, 0)
+    part_order: list[str] = []
     for position in range(1, total_weight + 1):
-        counts_behind = {
-            part_name: weights[part_name] * position - counts[part_name] * total_weight
+        deficit_by_part = {
+            part_name: weights[part_name] * position - count_by_part[part_name] * total_weight
             for part_name in weights
         }
-        part = max(counts_behind, key=lambda name: counts_behind[name])
-        counts[part] += 1
-        order.append(part)
-    return order
+        next_part = max(deficit_by_part, key=lambda name: deficit_by_part[name])
+        count_by_part[next_part] += 1
+        part_order.append(next_part)
+    return part_order
 
 
 def interleave_mixture_tasks(
@@ -103,7 +103,7 @@ class TaskSchedule:
         seed: tuple[int | str, ...],
     ) -> None:
         self._tasks_by_part = group_tasks_by_part(tasks, weights)
-        self._part_round = build_weighted_part_order(weights) or [SINGLE_PART_NAME]
+        self._part_cycle = build_weighted_part_order(weights) or [SINGLE_PART_NAME]
         self.is_shuffled = shuffle
         self._seed = seed
         # For each part: ((batch_in_step, epoch), order of the tasks) of the last used epoch.
@@ -114,27 +114,27 @@ class TaskSchedule:
 
         If tasks are shuffled, each value of ``batch_in_step`` has a separate order.
         """
-        round_number, position = divmod(order_position, len(self._part_round))
-        part_name = self._part_round[position]
-        part_position = round_number * self._part_round.count(part_name) + self._part_round[
-            :position
+        cycle_number, cycle_position = divmod(order_position, len(self._part_cycle))
+        part_name = self._part_cycle[cycle_position]
+        part_position = cycle_number * self._part_cycle.count(part_name) + self._part_cycle[
+            :cycle_position
         ].count(part_name)
         tasks = self._tasks_by_part[part_name]
         epoch, index = divmod(part_position, len(tasks))
         return tasks[self._get_epoch_order(part_name, batch_in_step, epoch)[index]]
 
-    def _get_epoch_order(self, part: str, batch_in_step: int, epoch: int) -> list[int]:
-        count = len(self._tasks_by_part[part])
+    def _get_epoch_order(self, part_name: str, batch_in_step: int, epoch: int) -> list[int]:
+        num_tasks = len(self._tasks_by_part[part_name])
         if not self.is_shuffled:
-            return list(range(count))
-        cached_order = self._cached_orders.get(part)
+            return list(range(num_tasks))
+        cached_order = self._cached_orders.get(part_name)
         # Cache the last epoch only: steps come in order, and other epochs can be computed again.
         if cached_order is None or cached_order[0] != (batch_in_step, epoch):
-            part_seed = () if part == SINGLE_PART_NAME else (part,)
+            part_seed = () if part_name == SINGLE_PART_NAME else (part_name,)
             order = compute_epoch_order(
-                count, *self._seed, "order", *part_seed, batch_in_step, epoch
+                num_tasks, *self._seed, "order", *part_seed, batch_in_step, epoch
             )
-            self._cached_orders[part] = cached_order = ((batch_in_step, epoch), order)
+            self._cached_orders[part_name] = cached_order = ((batch_in_step, epoch), order)
         return cached_order[1]
 
 
@@ -172,7 +172,7 @@ def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
 
 def check_tasks(tasks: Sequence[Task], split: str) -> None:
     """Raise ``ValueError`` for a task of ``split`` that is not as ``Task`` describes it."""
-    ids: set[str] = set()
+    task_ids: set[str] = set()
     for task in tasks:
         if not isinstance(task, dict) or not all(
             isinstance(task.get(key), str) for key in ("task_id", "data_source")
@@ -182,37 +182,38 @@ def check_tasks(tasks: Sequence[Task], split: str) -> None:
                 "strings task_id and data_source; fix: correct the function tasks of the package"
             )
         try:
-            wire.encode(task)  # as for a worker process
+            wire.encode(task)  # the pool encodes tasks like this for its worker processes
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"task {task['task_id']!r} of split {split!r} cannot be sent as JSON: {error}; "
                 "allowed: texts, numbers, booleans, null, lists, dicts and NumPy arrays; fix: "
                 "convert its values in the function tasks"
             ) from error
-        ids.add(task["task_id"])
-    if len(ids) < len(tasks):
+        task_ids.add(task["task_id"])
+    if len(task_ids) < len(tasks):
         raise ValueError(
-            f"{len(tasks) - len(ids)} of {len(tasks)} tasks of split {split!r} have the task_id of "
-            "another task; allowed: unique ids; fix: correct the function tasks of the package"
+            f"{len(tasks) - len(task_ids)} of {len(tasks)} tasks of split {split!r} have the "
+            "task_id of another task; allowed: unique ids; fix: correct the function tasks of the "
+            "package"
         )
 
 
 def make_task_ids_unique(tasks: Iterable[Task]) -> list[Task]:
     """Return ``tasks`` with unique ids: the second task with the id ``a`` gets the id ``a#2``."""
-    counts: Counter[str] = Counter()
+    count_by_id: Counter[str] = Counter()
     numbered_tasks: list[Task] = []
     for task in tasks:
         task_id = task["task_id"]
-        counts[task_id] += 1
-        suffix = f"#{counts[task_id]}" if counts[task_id] > 1 else ""
+        count_by_id[task_id] += 1
+        suffix = f"#{count_by_id[task_id]}" if count_by_id[task_id] > 1 else ""
         numbered_tasks.append({**task, "task_id": f"{task_id}{suffix}"})
     return numbered_tasks
 
 
 def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
     """Raise ``ValueError`` for a task id that is in both splits."""
-    ids = ({task["task_id"] for task in tasks} for tasks in (train_tasks, val_tasks))
-    common_ids = sorted(set.intersection(*ids))
+    ids_of_splits = ({task["task_id"] for task in tasks} for tasks in (train_tasks, val_tasks))
+    common_ids = sorted(set.intersection(*ids_of_splits))
     if common_ids:
         raise ValueError(
             f"{len(common_ids)} tasks are in both train and val, the first: {common_ids[0]!r}; "
@@ -234,15 +235,15 @@ def assert_same_start_states(
 
     A start state is (text, state) of the first observation, or None for a row whose reset failed.
     """
-    start_by_uid: dict[str, tuple[str, str]] = {}
+    start_state_by_uid: dict[str, tuple[str, str]] = {}
     for uid, start_state in zip(uids, start_states, strict=True):
         if start_state is None:
             continue
         # Comparing with the first member is enough: equality is transitive.
-        expected_start = start_by_uid.setdefault(uid, start_state)
-        if expected_start != start_state:
+        expected_start_state = start_state_by_uid.setdefault(uid, start_state)
+        if expected_start_state != start_state:
             raise GroupMismatch(
                 f"members of group {uid} started from different states: "
-                f"{expected_start[0][:200]!r} and {start_state[0][:200]!r}; fix: make reset "
+                f"{expected_start_state[0][:200]!r} and {start_state[0][:200]!r}; fix: make reset "
                 "depend on task and seed only"
             )

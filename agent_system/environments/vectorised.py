@@ -37,7 +37,7 @@ class LockStepDriver:
         )
         self._thread.start()
         self._pool: EnvironmentPool | None = None
-        self._open_sessions = AsyncExitStack()
+        self._session_stack = AsyncExitStack()
         self._sessions: list[PoolSession] = []
         self._last_results: list[Step] = []
 
@@ -57,10 +57,10 @@ class LockStepDriver:
         self._loop.close()
 
     async def reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
-        await self._open_sessions.aclose()
+        await self._session_stack.aclose()
         pool = await self._ensure_capacity(len(tasks))
         self._sessions = [
-            await self._open_sessions.enter_async_context(pool.open_session()) for _ in tasks
+            await self._session_stack.enter_async_context(pool.open_session()) for _ in tasks
         ]
         observations = await asyncio.gather(
             *(
@@ -68,22 +68,25 @@ class LockStepDriver:
                 for env, task, seed in zip(self._sessions, tasks, seeds, strict=True)
             )
         )
-        self._last_results = [(first, 0.0, False, first.info) for first in observations]
+        self._last_results = [
+            (first_observation, 0.0, False, first_observation.info)
+            for first_observation in observations
+        ]
         return list(observations)
 
-    async def _ensure_capacity(self, rows: int) -> EnvironmentPool:
-        """Return a pool of at least ``rows`` environments. Replace a pool that is too small."""
-        if self._pool is not None and self._pool.max_sessions >= rows:
+    async def _ensure_capacity(self, num_rows: int) -> EnvironmentPool:
+        """Return a pool of at least ``num_rows`` environments. Replace a pool that is too small."""
+        if self._pool is not None and self._pool.max_sessions >= num_rows:
             return self._pool
         if self._pool is not None:
             await self._pool.close()
         config = self._env_config
-        workers = min(config.num_workers, rows)
+        num_workers = min(config.num_workers, num_rows)
         self._pool = EnvironmentPool(
             config.env_name,
             self._settings,
-            workers,
-            envs_per_worker=-(-rows // workers),  # rounded up
+            num_workers,
+            envs_per_worker=-(-num_rows // num_workers),  # rounded up
             reset_timeout_s=config.reset_timeout_s,
             step_timeout_s=config.step_timeout_s,
         )
@@ -99,6 +102,6 @@ class LockStepDriver:
         return self._last_results
 
     async def _close(self) -> None:
-        await self._open_sessions.aclose()
+        await self._session_stack.aclose()
         if self._pool is not None:
             await self._pool.close()

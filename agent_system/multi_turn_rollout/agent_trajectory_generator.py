@@ -75,8 +75,8 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
         trajectory.start_state = (observation.text, observation.state)
         async with self._endpoint.register_session(self) as endpoint_address:
             try:
-                episode = env.step(json.dumps(asdict(endpoint_address)))
-                await self._await_env(self._wait_for_agent(episode))
+                agent_call = env.step(json.dumps(asdict(endpoint_address)))
+                await self._await_env(self._wait_for_agent(agent_call))
             except EnvFailure as failure:
                 was_last_request_refused = (
                     self.trajectory.truncated is not None and failure.kind == "error"
@@ -96,9 +96,9 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
             raise EnvFailure("error", "the agent ended without returning or posting a reward")
         self._finish_trajectory()
 
-    async def _wait_for_agent(self, episode: Awaitable[object]) -> None:
+    async def _wait_for_agent(self, agent_call: Awaitable[object]) -> None:
         """Wait for the agent; raise ``RolloutWorkerFailed`` as soon as the engine fails."""
-        agent_task = asyncio.ensure_future(episode)
+        agent_task = asyncio.ensure_future(agent_call)
         failure_wait_task = asyncio.ensure_future(self._engine_failed_event.wait())
         try:
             await asyncio.wait((agent_task, failure_wait_task), return_when=asyncio.FIRST_COMPLETED)
@@ -152,19 +152,19 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
 
         The reply is sent to the agent, but it is not recorded in the trajectory.
         """
-        number = self._num_untrained_replies
+        reply_number = self._num_untrained_replies
         self._num_untrained_replies += 1
         context = self.context
         history = "chat" if self._dialogues.history == "chat" else "window"
         limits = context.settings.token_limits
         dialogues = EpisodeDialogues(context.bridge, limits, history, self._call_numbers)
         # Such a reply is no turn: it neither counts for env.max_steps nor ends the episode.
-        dialogue = self._open_dialogue(dialogues, request, number)
+        dialogue = self._open_dialogue(dialogues, request, reply_number)
         prompt_ids = dialogue.conversation.prompt_ids
-        result = await self._sample_agent_turn(prompt_ids, number, request)
+        result = await self._sample_agent_turn(prompt_ids, reply_number, request)
         self._refuse_after_end()
         text = context.bridge.decode(result.token_ids)
-        dialogue.add_reply(result, number, text, request.stop)
+        dialogue.add_reply(result, reply_number, text, request.stop)
         return _make_reply(dialogue, result, len(prompt_ids), request)
 
     def finish(self, reward: float, won: bool) -> None:
@@ -270,8 +270,8 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
         last_turn.done = self._has_posted_reward
         if last_turn.stop_reason is StopReason.LENGTH and trajectory.truncated is None:
             trajectory.truncated = "length"
-        rows = dict.fromkeys(turn.ledger for turn in turns)
-        trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
+        ledger_indices = dict.fromkeys(turn.ledger for turn in turns)
+        trajectory.shown_messages = self._dialogues[list(ledger_indices)[-1]].shown_messages
 
     def _renumber_turns(self, turns: Sequence[Turn]) -> None:
         """Number ``turns`` from 0 without gaps, which cancelled requests leave.
@@ -280,22 +280,22 @@ class UserAgentTrajectoryGenerator(TrajectoryGenerator):
         """
         if len(turns) == self._num_turns:
             return
-        numbers = {turn.step: number for number, turn in enumerate(turns)}
+        number_by_step = {turn.step: number for number, turn in enumerate(turns)}
         for turn in turns:
-            turn.step = numbers[turn.step]
+            turn.step = number_by_step[turn.step]
         for ledger in self.trajectory.ledgers:
-            ledger.renumber_turns(numbers)
+            ledger.renumber_turns(number_by_step)
 
 
 def _make_reply(
-    dialogue: Dialogue, result: SamplingResult, prompt_tokens: int, request: ChatRequest
+    dialogue: Dialogue, result: SamplingResult, num_prompt_tokens: int, request: ChatRequest
 ) -> Reply:
     """Return the reply to ``request``: the last turn of ``dialogue``."""
     answer = dialogue.answers[-1]
     return Reply(
         answer.content,
         result.stop_reason,
-        prompt_tokens,
+        num_prompt_tokens,
         len(result.token_ids),
         request.model,
         list_tool_calls(answer.message),
@@ -305,5 +305,5 @@ def _make_reply(
 
 def _join_last_messages(messages: list[Message]) -> str:
     """Return the text that the policy answers: a user message, or all results of its tool calls."""
-    results = list(itertools.takewhile(lambda m: m["role"] == "tool", reversed(messages)))
-    return "\n".join(message["content"] for message in results[::-1] or messages[-1:])
+    tool_messages = list(itertools.takewhile(lambda m: m["role"] == "tool", reversed(messages)))
+    return "\n".join(message["content"] for message in tool_messages[::-1] or messages[-1:])

@@ -25,6 +25,7 @@ from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
+# Function that generates branches: replays of trajectories up to a turn, continued to the end.
 GenerateBranches = Callable[[Sequence[RolloutSpec]], list[Trajectory]]
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
 SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns per extra action, because many repeat an action
@@ -57,12 +58,12 @@ class AuditRollouts(NamedTuple):
     """Result of the rollouts of a credit audit.
 
     ``points``: the audited turns, with the returns of each option. ``data``: rows of the original
-    trajectories for the rollout log. ``scored``: the same rows with log-probs and entropies of each
-    action after the thoughts of all levels.
+    trajectories for the rollout log. ``scored_data``: the same rows with log-probs and entropies of
+    each action after the thoughts of all levels.
     """
 
     data: DataProto
-    scored: DataProto
+    scored_data: DataProto  # the rows of ``data`` with scores of their actions
     points: list[AuditedTurn]
 
 
@@ -77,9 +78,9 @@ def select_decision_points(
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {
-        (uid, step.step): step
-        for uid, steps in zip(columns["traj_uid"], columns["steps"], strict=True)
-        for step in steps
+        (uid, turn_record.step): turn_record
+        for uid, turn_records in zip(columns["traj_uid"], columns["steps"], strict=True)
+        for turn_record in turn_records
     }
     points = []
     for trajectory in trajectories:
@@ -115,17 +116,21 @@ def sample_alternative_actions(
         for point in points
     ]
     points_with_actions = []
-    for point, candidates in zip(
+    for point, sampled_branches in zip(
         points, _generate_branches_in_chunks(specs_by_point, generate), strict=True
     ):
         actions = {point.turn.action: _get_turn_ids(point.trajectory, point.turn)}
-        for candidate in candidates:
-            turns = candidate.turns[point.turn.step :] if candidate.aborted is None else []
-            if turns and turns[0].stop_reason is StopReason.STOP:
-                actions.setdefault(turns[0].action, _get_turn_ids(candidate, turns[0]))
+        for sampled_branch in sampled_branches:
+            turns_from_point = (
+                sampled_branch.turns[point.turn.step :] if sampled_branch.aborted is None else []
+            )
+            if turns_from_point and turns_from_point[0].stop_reason is StopReason.STOP:
+                actions.setdefault(
+                    turns_from_point[0].action, _get_turn_ids(sampled_branch, turns_from_point[0])
+                )
         if len(actions) > 1:
-            options = tuple(itertools.starmap(SampledAction, actions.items()))[:num_actions]
-            points_with_actions.append(replace(point, actions=options))
+            action_options = tuple(itertools.starmap(SampledAction, actions.items()))[:num_actions]
+            points_with_actions.append(replace(point, actions=action_options))
     return points_with_actions
 
 
@@ -140,14 +145,14 @@ def measure_option_returns(
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     branches = _generate_branches_in_chunks(specs_by_point, generate)
-    audit_points: list[AuditedTurn] = []
+    audited_turns: list[AuditedTurn] = []
     for point, point_branches in zip(points, branches, strict=True):
         original_option = 1 if point.actions else point.record.level
         if any(branch.aborted is not None for branch in point_branches) or original_option is None:
             continue
         returns = [branch.reward for branch in point_branches]
         spec = point.trajectory.spec
-        audit_points.append(
+        audited_turns.append(
             AuditedTurn(
                 traj_uid=spec.traj_uid,
                 step=point.turn.step,
@@ -163,18 +168,20 @@ def measure_option_returns(
                 options=tuple(action.text for action in point.actions),
             )
         )
-    return audit_points
+    return audited_turns
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
     """Return ``rollouts_per_option`` rollout specs for each option of the turn ``point``."""
-    names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
+    branch_names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
     if not point.actions:
         return [
-            make_branch_spec(trajectory, turn, level, name) for level in LEVELS for name in names
+            make_branch_spec(trajectory, turn, level, name)
+            for level in LEVELS
+            for name in branch_names
         ]
-    specs = [make_branch_spec(trajectory, turn, None, name) for name in names]
+    specs = [make_branch_spec(trajectory, turn, None, name) for name in branch_names]
     return [
         replace(spec, replayed_turns=(*spec.replayed_turns, action.token_ids))
         for action in point.actions
@@ -186,13 +193,13 @@ def _generate_branches_in_chunks(
     specs_by_point: Sequence[Sequence[RolloutSpec]], generate: GenerateBranches
 ) -> Iterator[list[Trajectory]]:
     """Yield the trajectories of each point, generated in chunks that limit the memory."""
-    num_specs = max(map(len, specs_by_point), default=1)
-    points_per_call = max(1, ROLLOUTS_PER_CALL // num_specs)
-    for first in range(0, len(specs_by_point), points_per_call):
-        points = specs_by_point[first : first + points_per_call]
-        specs = [spec for specs_of_point in points for spec in specs_of_point]
+    max_specs_per_point = max(map(len, specs_by_point), default=1)
+    points_per_call = max(1, ROLLOUTS_PER_CALL // max_specs_per_point)
+    for chunk_start in range(0, len(specs_by_point), points_per_call):
+        specs_in_chunk = specs_by_point[chunk_start : chunk_start + points_per_call]
+        specs = [spec for specs_of_point in specs_in_chunk for spec in specs_of_point]
         branches = iter(generate([replace(spec, index=index) for index, spec in enumerate(specs)]))
-        for specs_of_point in points:
+        for specs_of_point in specs_in_chunk:
             yield list(itertools.islice(branches, len(specs_of_point)))
 
 
@@ -210,8 +217,12 @@ def make_branch_spec(
     return replace(
         trajectory.spec,
         traj_uid=f"{trajectory.spec.traj_uid}@{turn.step}{name}",
-        replayed_turns=tuple(_get_turn_ids(trajectory, repeated) for repeated in repeated_turns),
-        expected_observations=tuple(repeated.observation for repeated in (*repeated_turns, turn)),
+        replayed_turns=tuple(
+            _get_turn_ids(trajectory, repeated_turn) for repeated_turn in repeated_turns
+        ),
+        expected_observations=tuple(
+            repeated_turn.observation for repeated_turn in (*repeated_turns, turn)
+        ),
         replayed_summaries=tuple(
             tuple(trajectory.ledgers[ledger].token_ids[slice(*summary.span)])
             for ledger, summary in trajectory.summaries.items()

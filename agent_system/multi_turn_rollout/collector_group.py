@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # Seconds to start a collector with its environments and, on a new machine, Ray's processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0  # seconds for a collector to stop its environments before it is killed
-SLOWEST_TOKEN_S = 0.5  # seconds per token of a turn that a slow engine takes at most
+SLOWEST_TOKEN_S = 0.5  # maximum seconds that a slow engine takes per sampled token
 POLL_INTERVAL_S = 1.0  # seconds between two checks of the progress
 # Maximum replacements of one collector per call. More deaths indicate a systematic fault.
 MAX_REPLACEMENTS_PER_CALL = 2
@@ -74,11 +74,11 @@ class CollectorGroup:
         self._remote_workers: list[Any] = []  # actor handles; their methods are created at run time
         self._node_ids: dict[int, str] = {}
         # For each collector: started specs (requests for a trajectory) without result, by traj_uid.
-        self._in_flight = [dict[str, RolloutSpec]() for _ in range(env_config.num_collectors)]
+        self._specs_in_flight = [dict[str, RolloutSpec]() for _ in range(env_config.num_collectors)]
         self._num_replacements = Counter[int]()
         self._stored_refs: dict[int, Any] = {}  # Ray refs of trajectories, by collector
         # Replaced collectors, which get all unfinished specs in the next call.
-        self._needs_all_specs: set[int] = set()
+        self._replaced_collectors: set[int] = set()
         self._num_finished_episodes = 0  # finished episodes at the last check
         # The worker in this process and its asyncio loop.
         self._local_worker: tuple[asyncio.Runner, CollectorWorker] | None = None
@@ -119,7 +119,7 @@ class CollectorGroup:
         for rollout_worker in self._rollout_workers:
             rollout_worker.abort.remote(self._build_client_name(number))
         self._num_replacements[number] += 1
-        self._needs_all_specs.add(number)
+        self._replaced_collectors.add(number)
         self._remote_workers[number] = self._start_worker(number)
 
     def collect_finished_groups(
@@ -136,25 +136,25 @@ class CollectorGroup:
             )
         num_workers = len(self._remote_workers)
         shards = shard_by_group(specs, num_workers)
-        for in_flight, shard in zip(self._in_flight, shards, strict=True):
-            in_flight.update({spec.traj_uid: spec for spec in shard})
+        for specs_in_flight, shard in zip(self._specs_in_flight, shards, strict=True):
+            specs_in_flight.update({spec.traj_uid: spec for spec in shard})
 
         def request_shard(number: int) -> Any:
             shard = shards[number]
-            if number in self._needs_all_specs:
-                shard = list(self._in_flight[number].values())
-                self._needs_all_specs.remove(number)
-            max_unfinished_here = len(range(number, max_unfinished_groups, num_workers))
+            if number in self._replaced_collectors:
+                shard = list(self._specs_in_flight[number].values())
+                self._replaced_collectors.remove(number)
+            max_unfinished_of_collector = len(range(number, max_unfinished_groups, num_workers))
             return self._start_remote_collect(
-                number, "collect_finished_groups", shard, settings, max_unfinished_here
+                number, "collect_finished_groups", shard, settings, max_unfinished_of_collector
             )
 
         results = self._generate_with_timeout(
             request_shard, range(num_workers), len(specs), settings
         )
-        for in_flight, result in zip(self._in_flight, results, strict=True):
+        for specs_in_flight, result in zip(self._specs_in_flight, results, strict=True):
             for trajectory in result.trajectories:
-                del in_flight[trajectory.spec.traj_uid]
+                del specs_in_flight[trajectory.spec.traj_uid]
         return _merge_results(results, [t for result in results for t in result.trajectories])
 
     def collect(
@@ -169,8 +169,8 @@ class CollectorGroup:
         def request_shard(number: int) -> Any:
             return self._start_remote_collect(number, "collect", shards[number], settings)
 
-        busy_numbers = [number for number, shard in enumerate(shards) if shard]
-        results = self._generate_with_timeout(request_shard, busy_numbers, len(specs), settings)
+        busy_collectors = [number for number, shard in enumerate(shards) if shard]
+        results = self._generate_with_timeout(request_shard, busy_collectors, len(specs), settings)
         # Results are in the order of shards; return them in the order of the specs.
         trajectory_by_index = {t.spec.index: t for result in results for t in result.trajectories}
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
@@ -181,8 +181,10 @@ class CollectorGroup:
         Return the Ray reference of their copies without texts. The reference of the whole
         trajectories is kept for ``_link_stored_trajectories``.
         """
-        call = self._remote_workers[number].collect_and_separate_texts.options(num_returns=2)
-        ref_without_texts, self._stored_refs[number] = call.remote(method, *args)
+        collect_method = self._remote_workers[number].collect_and_separate_texts.options(
+            num_returns=2
+        )
+        ref_without_texts, self._stored_refs[number] = collect_method.remote(method, *args)
         return ref_without_texts
 
     def _link_stored_trajectories(self, results: Mapping[int, CollectedTrajectories]) -> None:
@@ -191,7 +193,7 @@ class CollectorGroup:
             source = StoredTrajectories(self._stored_refs.pop(number), number)
             link_stored_trajectories(result.trajectories, source)
 
-    def _wait_for_stored_trajectories(self, number: int, name: str) -> None:
+    def _wait_for_stored_trajectories(self, number: int, collector_name: str) -> None:
         """Wait until the whole trajectories of collector ``number`` are on this node.
 
         Then they remain available if the collector or its node dies. Raises ``WorkerDiedError`` if
@@ -200,13 +202,15 @@ class CollectorGroup:
         ref = self._stored_refs[number]
         ready_refs, _ = ray.wait([ref], timeout=REQUEST_TIMEOUT_S)
         if not ready_refs:
-            logger.warning("trajectories of %s are not copied yet: its node must stay alive", name)
+            logger.warning(
+                "trajectories of %s are not copied yet: its node must stay alive", collector_name
+            )
         # If the object was lost, Ray stores an error in its place, and ray_get raises it. ray_get
         # loads all trajectories, which takes long. So call it only if the collector's node has no
         # copy any more, and for small objects, which have no location.
-        locations = get_local_object_locations([ref]).get(ref, {}).get("node_ids", [])
-        if self._node_ids[number] not in locations:
-            ray_get(ref, POLL_INTERVAL_S, f"trajectories of {name}")
+        node_ids_with_copy = get_local_object_locations([ref]).get(ref, {}).get("node_ids", [])
+        if self._node_ids[number] not in node_ids_with_copy:
+            ray_get(ref, POLL_INTERVAL_S, f"trajectories of {collector_name}")
 
     def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterator[memoryview]:
         """Yield a JSON line for each row of ``data``, encoded by the collector with its texts."""
@@ -219,13 +223,13 @@ class CollectorGroup:
         num_specs: int,
         settings: RolloutSettings,
     ) -> list[CollectedTrajectories]:
-        env = self._env_config
-        num_rounds = math.ceil(num_specs / (env.num_workers * env.envs_per_worker))
+        env_config = self._env_config
+        num_rounds = math.ceil(num_specs / (env_config.num_workers * env_config.envs_per_worker))
         turn_timeout_s = max(REQUEST_TIMEOUT_S, settings.max_turn_tokens * SLOWEST_TOKEN_S)
-        step_timeout_s = env.step_timeout_s + turn_timeout_s
+        step_timeout_s = env_config.step_timeout_s + turn_timeout_s
         # A round is one episode in each environment. They run concurrently, so a round takes as
         # long as the longest episode.
-        episode_timeout_s = env.reset_timeout_s + settings.max_steps * step_timeout_s
+        episode_timeout_s = env_config.reset_timeout_s + settings.max_steps * step_timeout_s
         # The time until the next episode ends is limited by the time of the start of the
         # environments and of all rounds of episodes together.
         timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
@@ -249,11 +253,11 @@ class CollectorGroup:
         deadline = time.monotonic() + timeout_s
         num_finished_before = num_finished = self._count_finished_episodes()
         results: dict[int, CollectedTrajectories] = {}
-        num_lost = Counter[int]()
+        num_lost_by_collector = Counter[int]()
         number_by_ref = {request_shard(number): number for number in collector_numbers}
         with mark_as_awaited(map(build_collector_name, collector_numbers)) as awaited_names:
             while number_by_ref:
-                self._receive_results(number_by_ref, results, num_lost, request_shard)
+                self._receive_results(number_by_ref, results, num_lost_by_collector, request_shard)
                 awaited_names[:] = map(build_collector_name, number_by_ref.values())
                 if not number_by_ref:
                     break
@@ -265,20 +269,21 @@ class CollectorGroup:
                     deadline = time.monotonic() + timeout_s
                 progress.set_done(max(0, num_finished - num_finished_before))
         for number in collector_numbers:
-            results[number].lost_collectors = num_lost[number]
+            results[number].lost_collectors = num_lost_by_collector[number]
         return [results[number] for number in collector_numbers]
 
     def _receive_results(
         self,
         number_by_ref: dict[Any, int],
         results: dict[int, CollectedTrajectories],
-        num_lost: Counter[int],
+        num_lost_by_collector: Counter[int],
         request_shard: RequestShard,
     ) -> None:
         """Move results that arrive within ``POLL_INTERVAL_S`` to ``results``.
 
-        A collector that died is replaced, counted in ``num_lost``, and requested again. If it dies
-        after ``MAX_REPLACEMENTS_PER_CALL`` replacements, ``WorkerDiedError`` is raised.
+        A collector that died is replaced, counted in ``num_lost_by_collector``, and requested
+        again. If it dies after ``MAX_REPLACEMENTS_PER_CALL`` replacements, ``WorkerDiedError`` is
+        raised.
         """
         done_refs, _ = ray.wait(
             list(number_by_ref), num_returns=len(number_by_ref), timeout=POLL_INTERVAL_S
@@ -292,24 +297,26 @@ class CollectorGroup:
                 self._wait_for_stored_trajectories(number, name)
                 results[number] = result
             except WorkerDiedError as error:
-                if num_lost[number] == MAX_REPLACEMENTS_PER_CALL:
+                if num_lost_by_collector[number] == MAX_REPLACEMENTS_PER_CALL:
                     raise
                 logger.warning("%s died; its trajectories start again: %s", name, error)
                 self._replace_worker(number)
-                num_lost[number] += 1
+                num_lost_by_collector[number] += 1
                 number_by_ref[request_shard(number)] = number
 
     def _count_finished_episodes(self) -> int:
         """Return the number of finished episodes of all workers, or the last known one."""
         count_refs = [worker.count_finished_episodes.remote() for worker in self._remote_workers]
-        names = [build_collector_name(number) for number in range(len(count_refs))]
+        collector_names = [build_collector_name(number) for number in range(len(count_refs))]
         answered_refs, unanswered_refs = ray.wait(
             count_refs, num_returns=len(count_refs), timeout=POLL_INTERVAL_S
         )
         if unanswered_refs:
             return self._num_finished_episodes
         try:
-            self._num_finished_episodes = sum(gather_results(answered_refs, POLL_INTERVAL_S, names))
+            self._num_finished_episodes = sum(
+                gather_results(answered_refs, POLL_INTERVAL_S, collector_names)
+            )
         except WorkerDiedError:
             logger.debug("a collector died; its replacement follows", exc_info=True)
         return self._num_finished_episodes
@@ -329,8 +336,8 @@ class CollectorGroup:
             close_refs, num_returns=len(close_refs), timeout=CLOSE_TIMEOUT_S
         )
         if unclosed_refs:
-            line = "%d collector workers did not close within %.0f s"
-            logger.warning(line, len(unclosed_refs), CLOSE_TIMEOUT_S)
+            warning_format = "%d collector workers did not close within %.0f s"
+            logger.warning(warning_format, len(unclosed_refs), CLOSE_TIMEOUT_S)
         for worker in workers:
             ray.kill(worker)
 
@@ -368,25 +375,27 @@ def _merge_results(
     )
 
 
-def _check_equal_start_states(collected: CollectedTrajectories) -> CollectedTrajectories:
-    """Return ``collected`` unchanged, and log a warning about failed trajectories.
+def _check_equal_start_states(
+    collected_trajectories: CollectedTrajectories,
+) -> CollectedTrajectories:
+    """Return ``collected_trajectories`` unchanged, and log a warning about failed trajectories.
 
     Raises ``GroupMismatch`` if members of a group started from different states.
     """
-    trajectories = collected.trajectories
+    trajectories = collected_trajectories.trajectories
     assert_same_start_states(
         [t.spec.uid for t in trajectories], [t.start_state for t in trajectories]
     )
     failed_trajectories = [t for t in trajectories if t.aborted is not None]
     if failed_trajectories:
-        line = "%d trajectories failed; the first one: %s %s"
+        warning_format = "%d trajectories failed; the first one: %s %s"
         logger.warning(
-            line,
+            warning_format,
             len(failed_trajectories),
             failed_trajectories[0].aborted,
             failed_trajectories[0].abort_detail[:300],
         )
-    return collected
+    return collected_trajectories
 
 
 def shard_by_group(specs: Sequence[RolloutSpec], num_shards: int) -> list[list[RolloutSpec]]:
@@ -399,6 +408,6 @@ def shard_by_group(specs: Sequence[RolloutSpec], num_shards: int) -> list[list[R
     for spec in specs:
         # Members of a group stay together: with ``mixed_groups``, alternative thoughts depend on
         # all returns of the group.
-        group = group_numbers.setdefault(spec.uid, len(group_numbers))
-        specs_by_shard[group % num_shards].append(spec)
+        group_number = group_numbers.setdefault(spec.uid, len(group_numbers))
+        specs_by_shard[group_number % num_shards].append(spec)
     return specs_by_shard

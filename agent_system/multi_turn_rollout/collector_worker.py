@@ -61,7 +61,7 @@ class CollectedTrajectories:
 
     trajectories: list[Trajectory]
     rollout_s: float
-    thoughts_s: float
+    thoughts_s: float  # time for alternative thoughts after the last episode
     env_restarts: int = 0
     lost_collectors: int = 0
 
@@ -220,15 +220,18 @@ class CollectorWorker:
         self, context: RolloutContext, specs: list[RolloutSpec]
     ) -> list[Trajectory]:
         group = await gather_or_cancel(self._generate_trajectory(context, spec) for spec in specs)
-        alternatives = context.settings.alternatives
-        if alternatives is not None and alternatives.samples_thoughts_after_rollout:
+        alternatives_settings = context.settings.alternatives_settings
+        if (
+            alternatives_settings is not None
+            and alternatives_settings.samples_thoughts_after_rollout
+        ):
             trajectories = select_usable_trajectories(group, self._env_config.on_abort)[0]
-            if alternatives.expand == "successes":
+            if alternatives_settings.expand == "successes":
                 trajectories = [trajectory for trajectory in trajectories if trajectory.won]
             has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
-            # ``mixed_groups`` skips groups with equal returns of the environment. Without prices
-            # and penalties all their group advantages are 0.
-            if alternatives.expand != "mixed_groups" or not has_equal_returns:
+            # ``mixed_groups`` skips groups with equal returns of the environment. Without token
+            # costs and penalties all their group advantages are 0.
+            if alternatives_settings.expand != "mixed_groups" or not has_equal_returns:
                 await sample_alternative_thoughts_of_group(context, trajectories)
         return group
 
@@ -247,10 +250,10 @@ class CollectorWorker:
         if settings.requests_levels:
             self._codec = codec = self._codec or LevelCodec(self._tokenizer)
         sampler = PolicySampler(self._engine, settings)
-        alternatives = None
-        if codec is not None and settings.alternatives is not None:
-            alternatives = AlternativeThoughtSampler(
-                settings.alternatives,
+        alternative_sampler = None
+        if codec is not None and settings.alternatives_settings is not None:
+            alternative_sampler = AlternativeThoughtSampler(
+                settings.alternatives_settings,
                 codec,
                 sampler.sample_thought,
                 self._bridge.encode_text,
@@ -264,5 +267,5 @@ class CollectorWorker:
             bridge=self._bridge,
             sampler=sampler,
             codec=codec,
-            alternatives=alternatives,
+            alternative_sampler=alternative_sampler,
         )

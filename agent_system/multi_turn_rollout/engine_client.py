@@ -4,7 +4,7 @@
                  ◀──future──── poller of worker 0 ◀──one poll at a time─── rollout worker 0
 
 Requests within ``BATCH_WINDOW_S`` seconds share one ``submit``. A trajectory always uses the same
-worker (``route``), so that its prefix stays in that worker's cache.
+worker (chosen by ``routing_key``), so that its prefix stays in that worker's cache.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ class EngineClient:
             client=self._client_name,
             **parameters,
         )
-        # Choose the worker by route, not by load: the worker with the cached prefix is the fastest.
+        # Choose the worker by key, not by load: the worker with the cached prefix is the fastest.
         return await self._connections[routing_key % len(self._connections)].add_request(request)
 
     async def close(self) -> None:
@@ -184,16 +184,16 @@ class PolicySampler:
         self,
         prompt_ids: list[int],
         spec: RolloutSpec,
-        number: int,
+        turn_number: int,
         max_tokens: int,
         stop: tuple[str, ...] = (),
         model: str = POLICY_MODEL,
     ) -> SamplingResult:
-        """Sample turn ``number`` of the trajectory ``spec`` from the policy, or from ``model``.
+        """Sample turn ``turn_number`` of trajectory ``spec`` from the policy, or from ``model``.
 
         ``stop`` strings end the turn, in addition to those of the settings.
         """
-        label = "turn" if model == POLICY_MODEL else model
+        seed_label = "turn" if model == POLICY_MODEL else model
         return await self._engine.sample(
             prompt_ids,
             max_tokens=max_tokens,
@@ -201,21 +201,21 @@ class PolicySampler:
             routing_key=spec.index,
             # Derive the seed from the trajectory, not from its group: members of a group have
             # equal prompts, and only the seed makes them differ.
-            seed=derive_seed(self._settings.seed, label, spec.traj_uid, number),
+            seed=derive_seed(self._settings.seed, seed_label, spec.traj_uid, turn_number),
             model=model,
             **self._sampling_parameters,
         )
 
     async def sample_summary(
-        self, prompt_ids: list[int], spec: RolloutSpec, number: int, max_tokens: int
+        self, prompt_ids: list[int], spec: RolloutSpec, summary_number: int, max_tokens: int
     ) -> SamplingResult:
-        """Sample summary ``number`` of the trajectory ``spec``. Stop strings do not end it."""
+        """Sample summary ``summary_number`` of trajectory ``spec``; stop strings do not end it."""
         return await self._engine.sample(
             prompt_ids,
             max_tokens=max_tokens,
             stop=(),
             routing_key=spec.index,
-            seed=derive_seed(self._settings.seed, "summary", spec.traj_uid, number),
+            seed=derive_seed(self._settings.seed, "summary", spec.traj_uid, summary_number),
             **self._sampling_parameters,
         )
 

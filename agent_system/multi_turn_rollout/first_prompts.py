@@ -111,15 +111,15 @@ def limit_first_prompts(
     num_too_long = sum(length > max_tokens for length in lengths)
     if not num_too_long:
         return
-    drops = config.data.filter_overlong_prompts
-    shortens = not drops and config.data.truncation != "error"
+    should_drop = config.data.filter_overlong_prompts
+    should_shorten = not should_drop and config.data.truncation != "error"
     kept_tasks: list[Task] = []
     for task, length in zip(envs.task_list, lengths, strict=True):
         if length <= max_tokens:
             kept_tasks.append(task)
-        elif shortens:
+        elif should_shorten:
             kept_tasks.append(shorten_task(config, tokenizer, task_text, task, length))
-    if not kept_tasks or not (drops or shortens):
+    if not kept_tasks or not (should_drop or should_shorten):
         raise PromptsTooLongError(_build_refusal_message(config, envs.split, lengths))
     logger.warning(
         "prompts of more than %d tokens in %d of %d %s rows; action: %s",
@@ -127,7 +127,7 @@ def limit_first_prompts(
         num_too_long,
         len(lengths),
         "training" if envs.split == "train" else "validation",
-        "drop" if drops else f"shorten ({config.data.truncation})",
+        "drop" if should_drop else f"shorten ({config.data.truncation})",
     )
     envs.replace_tasks(kept_tasks)
 
@@ -183,9 +183,9 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str)
         cut_start = min(token_spans[first_dropped - 1][1], token_spans[first_dropped][0])
     if last_dropped < len(token_spans) - 1:
         cut_end = token_spans[last_dropped][1]
-    boundaries = [0, *(match.end() for match in regex.finditer(r"\X", text))]
-    cut_start = boundaries[bisect_right(boundaries, cut_start) - 1]
-    cut_end = boundaries[bisect_left(boundaries, cut_end)]
+    grapheme_boundaries = [0, *(match.end() for match in regex.finditer(r"\X", text))]
+    cut_start = grapheme_boundaries[bisect_right(grapheme_boundaries, cut_start) - 1]
+    cut_end = grapheme_boundaries[bisect_left(grapheme_boundaries, cut_end)]
     return text[:cut_start] + text[cut_end:]
 
 
@@ -196,10 +196,10 @@ def _compute_token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[in
         return list(encoding["offset_mapping"])
     # Slow tokenizers have no offsets: assume tokens of equal length.
     num_tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    boundaries = [
+    token_boundaries = [
         token_index * len(text) // max(1, num_tokens) for token_index in range(num_tokens + 1)
     ]
-    return list(pairwise(boundaries))
+    return list(pairwise(token_boundaries))
 
 
 def _build_refusal_message(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:

@@ -62,7 +62,7 @@ class History:
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
         """Return the dialogue in which turn ``step`` is sampled; None beyond the token limits."""
-        results = observation.info.get(TOOL_RESULTS) or []
+        tool_results = observation.info.get(TOOL_RESULTS) or []
         observation = self._escape_added_tokens(observation)
         if not self._messages:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
@@ -73,7 +73,7 @@ class History:
         elif self._dialogue is None:  # the row begins with a summary
             messages = _extend_last_message(self._messages, self._prompts.turn(observation))
         else:
-            messages = self._messages + self._make_observation_messages(observation, results)
+            messages = self._messages + self._make_observation_messages(observation, tool_results)
         dialogue = self._dialogues.open_dialogue(messages, step, self._tools)
         if dialogue is not None:
             self._messages, self._dialogue = list(messages), dialogue
@@ -132,52 +132,56 @@ class History:
         info = observation.info
         if info.get("admissible_actions"):
             info = {**info, "admissible_actions": [*map(escape_tokens, info["admissible_actions"])]}
-        opening = [{**m, "content": escape_tokens(m["content"])} for m in observation.opening]
+        opening_messages = [
+            {**m, "content": escape_tokens(m["content"])} for m in observation.opening
+        ]
         return replace(
-            observation, text=escape_tokens(observation.text), info=info, opening=opening
+            observation, text=escape_tokens(observation.text), info=info, opening=opening_messages
         )
 
-    def _begin_messages(self, first: Observation, user_text: str) -> list[Message]:
-        opening: list[Message] = list(first.opening)
-        system = select_prompts(self._prompts, first).system(self._settings.requests_levels)
-        if not opening and system is not None:
-            opening = [{"role": "system", "content": system}]
-        return append_user_text(opening, user_text)
+    def _begin_messages(self, first_observation: Observation, user_text: str) -> list[Message]:
+        opening_messages: list[Message] = list(first_observation.opening)
+        system_text = select_prompts(self._prompts, first_observation).system(
+            self._settings.requests_levels
+        )
+        if not opening_messages and system_text is not None:
+            opening_messages = [{"role": "system", "content": system_text}]
+        return append_user_text(opening_messages, user_text)
 
-    def _move_tools_to_template(self, first: Observation) -> None:
+    def _move_tools_to_template(self, first_observation: Observation) -> None:
         """Let the chat template render the tools, and remove them from the system message."""
-        prompts = select_prompts(self._prompts, first)
+        prompts = select_prompts(self._prompts, first_observation)
         if self._settings.requests_levels or not isinstance(prompts, TemplateToolPrompts):
             return
         if self._dialogues.tool_format is None:
             return
         self._tool_prompts = prompts
         self._tools = prompts.list_tools()
-        written_text = prompts.system(levels=False) or ""
-        other_text = prompts.build_system_without_tools()
+        system_with_tools = prompts.system(levels=False) or ""
+        system_without_tools = prompts.build_system_without_tools()
         # The first text of a task comes from the environment. Texts of special tokens in it may be
         # escaped, so both forms are searched.
-        for text in (written_text, self._bridge.escape_added_tokens(written_text)):
+        for text in (system_with_tools, self._bridge.escape_added_tokens(system_with_tools)):
             for message in self._messages:
-                message["content"] = message["content"].replace(text, other_text)
+                message["content"] = message["content"].replace(text, system_without_tools)
 
     def _make_observation_messages(
-        self, observation: Observation, results: list[Message]
+        self, observation: Observation, tool_results: list[Message]
     ) -> list[Message]:
         """Return the messages that answer the last turn: results of its tool calls, or a text."""
         assert self._dialogue is not None  # only the first turn has no answer before it
-        calls = self._dialogue.answers[-1].message.get("tool_calls", [])
-        if self._tool_prompts is None or not calls or len(calls) != len(results):
+        tool_calls = self._dialogue.answers[-1].message.get("tool_calls", [])
+        if self._tool_prompts is None or not tool_calls or len(tool_calls) != len(tool_results):
             return [{"role": "user", "content": self._prompts.turn(observation)}]
-        as_text = self._bridge.escape_added_tokens
+        escape_tokens = self._bridge.escape_added_tokens
         return [
             {
                 "role": "tool",
                 "tool_call_id": call["id"],
                 "name": call["function"]["name"],
-                "content": as_text(result["content"]),
+                "content": escape_tokens(result["content"]),
             }
-            for call, result in zip(calls, results, strict=True)
+            for call, result in zip(tool_calls, tool_results, strict=True)
         ]
 
 
@@ -193,9 +197,11 @@ class WindowHistory(History):
         observation = self._escape_added_tokens(observation)
         if self._first_observation is None:
             self._first_observation = observation
-        levels = self._settings.requests_levels
+        requests_levels = self._settings.requests_levels
         turns = self._memory.stored_turns()
-        user_text = self._prompts.window(self._first_observation, turns, observation, levels)
+        user_text = self._prompts.window(
+            self._first_observation, turns, observation, requests_levels
+        )
         return self._dialogues.open_dialogue(
             self._begin_messages(self._first_observation, user_text), step
         )
@@ -210,15 +216,15 @@ def count_max_summary_tokens(bridge: ChatBridge, compaction: EnvCompaction) -> i
     question: Message = {"role": "user", "content": "?"}
     instruction: Message = {"role": "user", "content": compaction.instruction}
     messages = [question, {"role": "assistant", "content": "!"}, instruction]
-    first_length = len(bridge.encode(bridge.render_with_token_marks(messages[:1])))
-    length = len(bridge.encode(bridge.render_with_token_marks(messages)))
-    return length - first_length + compaction.max_summary_tokens
+    num_first_message_tokens = len(bridge.encode(bridge.render_with_token_marks(messages[:1])))
+    num_all_tokens = len(bridge.encode(bridge.render_with_token_marks(messages)))
+    return num_all_tokens - num_first_message_tokens + compaction.max_summary_tokens
 
 
 def _extend_last_message(messages: list[Message], text: str) -> list[Message]:
     """Return ``messages`` with ``text`` as a further paragraph of the last one."""
-    *earlier_messages, last = messages
-    return [*earlier_messages, {**last, "content": f"{last['content']}\n\n{text}"}]
+    *earlier_messages, last_message = messages
+    return [*earlier_messages, {**last_message, "content": f"{last_message['content']}\n\n{text}"}]
 
 
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:

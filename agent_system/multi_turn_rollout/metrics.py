@@ -21,23 +21,24 @@ def compute_rollout_metrics(
     was in flight. ``env_wait_s`` and ``engine_wait_s``: mean seconds that a trajectory waited for
     its environment and for tokens.
     """
-    count = max(len(trajectories), 1)
+    num_trajectories = max(len(trajectories), 1)
     abort_counts = Counter(t.aborted for t in trajectories if t.aborted is not None)
     truncation_counts = Counter(t.truncated for t in trajectories if t.truncated is not None)
-    active_s = sum(t.active_s for t in trajectories)
+    total_active_s = sum(t.active_s for t in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
-        "rollout/active_ratio": active_s / (count * max(rollout_s, MIN_DIVISOR_S)),
-        "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / count,
-        "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / count,
+        "rollout/active_ratio": total_active_s / (num_trajectories * max(rollout_s, MIN_DIVISOR_S)),
+        "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / num_trajectories,
+        "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / num_trajectories,
         "rollout/aborted": float(abort_counts.total()),
-        "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
+        "rollout/tokens_per_episode": sum(t.num_sampled_tokens for t in trajectories)
+        / num_trajectories,
     }
     for reason, count_of_reason in sorted(abort_counts.items()):
         metrics[f"rollout/aborted_{reason}"] = float(count_of_reason)
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
-        f"rollout/truncated_{reason}": truncation_counts[reason] / count
+        f"rollout/truncated_{reason}": truncation_counts[reason] / num_trajectories
         # Report every reason, also if its value is 0: a missing value would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
@@ -46,29 +47,30 @@ def compute_rollout_metrics(
 def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of the summaries (``env.compact``) in all trajectories, aborted ones too."""
     summaries = [summary for t in trajectories for summary in t.summaries.values()]
-    count = max(len(trajectories), 1)
+    num_trajectories = max(len(trajectories), 1)
     num_summaries = max(len(summaries), 1)
-    num_cut = sum(summary.stop_reason == StopReason.LENGTH.value for summary in summaries)
+    num_cut_summaries = sum(summary.stop_reason == StopReason.LENGTH.value for summary in summaries)
     return {
-        "rollout/summaries": len(summaries) / count,
-        "rollout/summary_tokens": sum(summary.num_tokens for summary in summaries) / count,
-        "rollout/summaries_cut": num_cut / num_summaries,
+        "rollout/summaries": len(summaries) / num_trajectories,
+        "rollout/summary_tokens": sum(summary.num_tokens for summary in summaries)
+        / num_trajectories,
+        "rollout/summaries_cut": num_cut_summaries / num_summaries,
         "rollout/summaries_empty": sum(not s.response.strip() for s in summaries) / num_summaries,
     }
 
 
 def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return mean and oldest version of the weights that sampled the tokens, if known."""
-    token_counts: Counter[int] = Counter()
+    token_count_by_version: Counter[int] = Counter()
     for trajectory in trajectories:
-        for tokens in trajectory.list_token_arrays():
-            token_counts.update(tokens.version_counts)
-    if not token_counts.total():
+        for token_arrays in trajectory.list_token_arrays():
+            token_count_by_version.update(token_arrays.token_count_by_version)
+    if not token_count_by_version.total():
         return {}
-    version_sum = sum(version * count for version, count in token_counts.items())
+    version_sum = sum(version * count for version, count in token_count_by_version.items())
     return {
-        "rollout/policy_version": version_sum / token_counts.total(),
-        "rollout/policy_version_min": float(min(token_counts)),
+        "rollout/policy_version": version_sum / token_count_by_version.total(),
+        "rollout/policy_version_min": float(min(token_count_by_version)),
     }
 
 
@@ -96,9 +98,9 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
         successes_by_source.setdefault(trajectory.spec.data_source, []).append(trajectory.won)
     # For a single data source the rate equals ``episode/success_rate``.
     if len(successes_by_source) > 1:
-        for source, successes in successes_by_source.items():
-            metrics[f"episode/{source}/success_rate"] = float(np.mean(successes))
-            metrics[f"episode/{source}/graded"] = float(len(successes))
+        for data_source, successes in successes_by_source.items():
+            metrics[f"episode/{data_source}/success_rate"] = float(np.mean(successes))
+            metrics[f"episode/{data_source}/graded"] = float(len(successes))
     return metrics | _compute_thinking_metrics(turns)
 
 
@@ -108,16 +110,18 @@ def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[
     if not parsed_turns:
         return {}
     # ``chosen_level`` is None for a forced level: level shares count only choices of the policy.
-    levels = [turn.chosen_level for _, turn, _ in parsed_turns]
+    chosen_levels = [turn.chosen_level for _, turn, _ in parsed_turns]
     successes = [t.won for t, _, _ in parsed_turns]
     parse_failures = [parsed.failure for _, _, parsed in parsed_turns]
     situations = [turn.situation for _, turn, _ in parsed_turns]
-    thought_tokens = [parsed.thought_tokens for _, _, parsed in parsed_turns]
+    thought_token_counts = [parsed.thought_tokens for _, _, parsed in parsed_turns]
     return {
-        **compute_level_metrics(levels, successes, parse_failures),
-        **compute_level_mutual_information(levels, situations),
-        "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
-        "rlvcr/level_forced_share": float(np.mean([t.num_forced > 0 for _, t, _ in parsed_turns])),
+        **compute_level_metrics(chosen_levels, successes, parse_failures),
+        **compute_level_mutual_information(chosen_levels, situations),
+        "rlvcr/thought_tokens_mean": float(np.mean(thought_token_counts)),
+        "rlvcr/level_forced_share": float(
+            np.mean([t.num_forced_tokens > 0 for _, t, _ in parsed_turns])
+        ),
     }
 
 
@@ -136,11 +140,13 @@ def split_rollout_time(
     engine_wait_s = sum(t.engine_wait_s for t in trajectories)
     env_wait_s = sum(t.env_wait_s for t in trajectories)
     engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_DIVISOR_S)
-    alternatives = [turn.alternatives for t in trajectories for turn in t.turns]
-    thought_tokens = sum(a.sampled_tokens for a in alternatives if a is not None)
-    turn_tokens = sum(t.sampled_tokens for t in trajectories)
+    alternative_thoughts = [turn.alternatives for t in trajectories for turn in t.turns]
+    num_thought_tokens = sum(a.sampled_tokens for a in alternative_thoughts if a is not None)
+    num_turn_tokens = sum(t.num_sampled_tokens for t in trajectories)
     # Tokens of turns and thoughts are assumed to take the same time: they share batches.
-    thought_sampling_s = engine_s * thought_tokens / max(thought_tokens + turn_tokens, 1)
+    thought_sampling_s = (
+        engine_s * num_thought_tokens / max(num_thought_tokens + num_turn_tokens, 1)
+    )
     return {
         "gen_engine": engine_s - thought_sampling_s,
         "gen_env": rollout_s - engine_s,

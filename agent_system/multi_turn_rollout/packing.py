@@ -72,13 +72,13 @@ def select_usable_trajectories(
     With ``on_abort="drop_group"`` every group (uid) with a failed trajectory is dropped, with
     ``keep_rest`` only the failed trajectories. A trajectory without a sampled turn is dropped too.
     """
-    failed_groups = {t.spec.uid for t in trajectories if t.aborted is not None}
+    failed_uids = {t.spec.uid for t in trajectories if t.aborted is not None}
     kept_trajectories: list[Trajectory] = []
     dropped_counts = Counter({"aborted": 0, "group_of_aborted": 0, "without_turn": 0})
     for trajectory in trajectories:
         if trajectory.aborted is not None:
             dropped_counts["aborted"] += 1
-        elif on_abort == "drop_group" and trajectory.spec.uid in failed_groups:
+        elif on_abort == "drop_group" and trajectory.spec.uid in failed_uids:
             dropped_counts["group_of_aborted"] += 1
         # Drop only this trajectory: it has no turn, but it has not failed, so its group stays.
         elif not trajectory.turns:
@@ -117,11 +117,13 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
         token_arrays = trajectory.list_token_arrays()
         # A row can have a summary and no turn. With ``chat`` history, a template may remove earlier
         # thoughts from the prompt that requests the summary. This prompt then begins a new row.
-        ledgers = sorted({*turns_by_ledger, *trajectory.summaries})
-        for number, ledger in enumerate(ledgers):
-            turns = turns_by_ledger.get(ledger, [])
-            summary = trajectory.summaries.get(ledger)
-            rows.append(TrajectoryRow(trajectory, token_arrays[ledger], turns, number, summary))
+        ledger_indices = sorted({*turns_by_ledger, *trajectory.summaries})
+        for number, ledger_index in enumerate(ledger_indices):
+            turns = turns_by_ledger.get(ledger_index, [])
+            summary = trajectory.summaries.get(ledger_index)
+            rows.append(
+                TrajectoryRow(trajectory, token_arrays[ledger_index], turns, number, summary)
+            )
         # Validation counts trajectories without turns, so they need a row.
         if not turns_by_ledger:
             rows.append(TrajectoryRow(trajectory, TokenLedger().to_token_arrays(), []))
@@ -178,11 +180,11 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         response_mask[b, : row_end - prompt_length] = tokens.is_sampled[prompt_length:row_end]
         step_ids[b, : row_end - prompt_length] = tokens.turn_ids[prompt_length:row_end]
         log_probs[b, : row_end - prompt_length] = tokens.log_probs[prompt_length:row_end]
-    ids = torch.from_numpy(input_ids)
+    input_ids_tensor = torch.from_numpy(input_ids)
     return {
-        "prompts": ids[:, :prompt_width].clone(),
-        "responses": ids[:, prompt_width:].clone(),
-        "input_ids": ids,
+        "prompts": input_ids_tensor[:, :prompt_width].clone(),
+        "responses": input_ids_tensor[:, prompt_width:].clone(),
+        "input_ids": input_ids_tensor,
         "attention_mask": torch.from_numpy(attention_mask),
         "position_ids": torch.from_numpy(position_ids),
         "response_mask": torch.from_numpy(response_mask),
@@ -260,14 +262,14 @@ def load_or_make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord
 
     If the whole trajectory is in Ray's object store, they are loaded at the first access.
     """
-    if row.trajectory.stored is not None:
-        return row.trajectory.stored.get_turn_records(row.number)
+    if row.trajectory.stored_reference is not None:
+        return row.trajectory.stored_reference.get_turn_records(row.number)
     return [make_turn_record(turn) for turn in row.turns]
 
 
 def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
     """Return the record of one turn, without credit and scores, which are added later."""
-    parsed = turn.parsed
+    parsed_turn = turn.parsed
     return ThinkingTurnRecord(
         step=turn.step,
         observation=turn.observation,
@@ -279,10 +281,12 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
         num_tokens=turn.num_tokens,
         stop_reason=turn.stop_reason.value,
         span=(turn.start, turn.end),
-        level=None if parsed is None else parsed.level,
-        level_forced=turn.num_forced > 0,
-        parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
-        thought_tokens=0 if parsed is None else parsed.thought_tokens,
+        level=None if parsed_turn is None else parsed_turn.level,
+        level_forced=turn.num_forced_tokens > 0,
+        parse_failure=None
+        if parsed_turn is None or parsed_turn.failure is None
+        else parsed_turn.failure.value,
+        thought_tokens=0 if parsed_turn is None else parsed_turn.thought_tokens,
         # Omit a situation that equals ``anchor``, which the record has already.
         situation="" if turn.situation == turn.anchor else turn.situation,
         needed_level=turn.needed_level,
@@ -304,9 +308,9 @@ def _build_row_turn(token_ids: np.ndarray, turn: Turn) -> RowTurn:
         )
     return RowTurn(
         turn_index=turn.step,
-        start=turn.start,
+        row_offset=turn.start,
         token_ids=token_ids[turn.start : turn.end].tolist(),
         parsed=turn.parsed,
         alternatives=turn.alternatives,
-        num_forced=turn.num_forced,
+        num_forced_tokens=turn.num_forced_tokens,
     )

@@ -125,14 +125,18 @@ class PartialRollouts:
         Their rollouts begin again, together with the next batch. Raises ``InvalidStateError`` for
         something else than a list of names.
         """
-        are_names = isinstance(names, list) and all(
+        are_group_names = isinstance(names, list) and all(
             isinstance(name, str) and _GROUP_NAME.fullmatch(name) for name in names
         )
-        check_state_value("under_way", names, are_names, "a list of names such as train-3-0-5@16")
+        check_state_value(
+            "under_way", names, are_group_names, "a list of names such as train-3-0-5@16"
+        )
         self._names_to_restart = list(names)[: self.num_groups]
         if len(names) > self.num_groups:
-            line = "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s"
-            logger.warning(line, self.num_groups, ", ".join(names[self.num_groups :]))
+            warning_format = (
+                "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s"
+            )
+            logger.warning(warning_format, self.num_groups, ", ".join(names[self.num_groups :]))
 
     def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
         """Return ``batch`` with additional groups, so that ``num_groups`` groups stay in flight.
@@ -140,7 +144,7 @@ class PartialRollouts:
         The rollout ends when as many groups are finished as ``batch`` has. Groups of a resumed run
         are added first, then new ones.
         """
-        groups = len(set(batch.non_tensor_batch["uid"]))
+        num_batch_groups = len(set(batch.non_tensor_batch["uid"]))
         batch_parts = [batch]
         for name in self._names_to_restart:
             uid, _, batch_size = name.partition("@")
@@ -148,15 +152,17 @@ class PartialRollouts:
             earlier_batch = envs.gen_batch(int(step), int(batch_size), int(batch_in_step))
             batch_parts.append(select_groups(earlier_batch, [uid]))
             self._name_by_uid[uid] = name
-        num_missing = self.num_groups - len(self._name_by_uid)
-        if num_missing > 0:
-            extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_BATCH)
+        num_missing_groups = self.num_groups - len(self._name_by_uid)
+        if num_missing_groups > 0:
+            extra_batch = envs.gen_batch(
+                batch.meta_info["global_step"], num_batch_groups, FIRST_EXTRA_BATCH
+            )
             extra_uids = list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))
-            batch_parts.append(select_groups(extra_batch, extra_uids[:num_missing]))
+            batch_parts.append(select_groups(extra_batch, extra_uids[:num_missing_groups]))
         self._names_to_restart = []
         full_batch = DataProto.concat(batch_parts)
         for uid in full_batch.non_tensor_batch["uid"]:
-            self._name_by_uid.setdefault(uid, f"{uid}@{groups}")
+            self._name_by_uid.setdefault(uid, f"{uid}@{num_batch_groups}")
         return full_batch
 
     def remove_returned(self, trajectories: Sequence[Trajectory]) -> None:

@@ -25,25 +25,25 @@ class RecordedTrajectory:
     An action is the text that the environment gets, or a whole reply.
     """
 
-    source: str
+    source: str  # file and line, for error messages
     task: Task
     seed: int
     actions: tuple[str, ...]
 
 
 def build_recorded_specs(
-    recorded: Sequence[RecordedTrajectory],
+    recorded_trajectories: Sequence[RecordedTrajectory],
     package: EnvPackage[Any],
     encode: Callable[[str], Sequence[int]],
 ) -> list[RolloutSpec]:
-    """Return the rollout specs that replay ``recorded``.
+    """Return the rollout specs that replay ``recorded_trajectories``.
 
     Trajectories of one task and seed are a group. The second one of task 7 with seed 3 has the
     ``traj_uid`` ``recorded-7-3/1``.
     """
     group_sizes: Counter[str] = Counter()
     specs = []
-    for index, trajectory in enumerate(recorded):
+    for index, trajectory in enumerate(recorded_trajectories):
         uid = f"recorded-{trajectory.task['task_id']}-{trajectory.seed}"
         traj_uid = f"{uid}/{group_sizes[uid]}"
         group_sizes[uid] += 1
@@ -75,27 +75,30 @@ def _format_reply(action: str, package: EnvPackage[Any]) -> str:
 
 
 def check_replays(
-    recorded: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
+    recorded_trajectories: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
 ) -> None:
     """Raise ``UsageError`` with file and line of the first trajectory that was not reproduced."""
-    for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
-        num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
+    for recorded_trajectory, trajectory in zip(recorded_trajectories, trajectories, strict=True):
+        num_recorded_actions, num_executed_actions = (
+            len(recorded_trajectory.actions),
+            len(trajectory.turns),
+        )
         if trajectory.aborted is not None:
             reason = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
             code: ProblemCode = "failed_call"
-        elif num_executed == num_recorded:
+        elif num_executed_actions == num_recorded_actions:
             continue
         elif trajectory.truncated is not None:
             reason = (
-                f"only {num_executed} of {num_recorded} actions fit; reason: "
+                f"only {num_executed_actions} of {num_recorded_actions} actions fit; reason: "
                 f"{trajectory.truncated}; fix: raise env.max_steps or data.max_response_length"
             )
             code = "does_not_fit"
         else:
             reason = (
-                f"action {num_executed + 1} comes after the end of the episode; allowed: at most "
-                f"{num_executed} actions; fix: remove the actions after it, or correct task and "
-                "seed"
+                f"action {num_executed_actions + 1} comes after the end of the episode; allowed: "
+                f"at most {num_executed_actions} actions; fix: remove the actions after it, or "
+                "correct task and seed"
             )
             code = "wrong_cell"
         raise UsageError(f"{recorded_trajectory.source}: {reason}", code)

@@ -123,9 +123,9 @@ class TrajectoryCollector:
         if processor is None:
             refuse_images(config)
         check_compaction(config, self.package)
-        probe = check_template_support(tokenizer, config.data.apply_chat_template_kwargs)
-        probe.check_history_support(config.env.history)
-        if not probe.takes_system:
+        template_support = check_template_support(tokenizer, config.data.apply_chat_template_kwargs)
+        template_support.check_history_support(config.env.history)
+        if not template_support.renders_system_message:
             logger.warning(
                 "the chat template has no system message; its text is put before the first user "
                 "message"
@@ -255,11 +255,15 @@ class TrajectoryCollector:
             # digits are needed too.
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        scored = data.union(actor_rollout_wg.compute_log_prob(data))
-        data = self.convert_scores_to_estimator_inputs(scored.select()) if has_levels else scored
+        scored_data = data.union(actor_rollout_wg.compute_log_prob(data))
+        data = (
+            self.convert_scores_to_estimator_inputs(scored_data.select())
+            if has_levels
+            else scored_data
+        )
         settings = self._build_settings(is_train=True, samples_alternatives=False)
         trajectories = load_trajectories(list_trajectories(rows))
-        points = select_decision_points(
+        decision_points = select_decision_points(
             trajectories, data, rlvcr.audit_points, settings.seed, has_levels
         )
 
@@ -267,12 +271,16 @@ class TrajectoryCollector:
             collected = self._generate_specs(specs, actor_rollout_wg, settings)
             return load_trajectories(collected.trajectories)
 
-        options = points
+        points_with_options = decision_points
         if not has_levels:
-            options = sample_alternative_actions(points, generate, rlvcr.audit_actions)
-        audit_points = measure_option_returns(options, generate, rlvcr.audit_plays)
-        data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
-        return AuditRollouts(data, scored, audit_points)
+            points_with_options = sample_alternative_actions(
+                decision_points, generate, rlvcr.audit_actions
+            )
+        audited_turns = measure_option_returns(points_with_options, generate, rlvcr.audit_plays)
+        data.meta_info["metrics"]["audit/points_failed"] = float(
+            len(decision_points) - len(audited_turns)
+        )
+        return AuditRollouts(data, scored_data, audited_turns)
 
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
@@ -307,10 +315,10 @@ class TrajectoryCollector:
             # If the returns of every group of all attempts are equal, train on the latest usable
             # trajectories, because a step without rows would end the run.
             last_usable_trajectories = usable_trajectories or last_usable_trajectories
-        num_kept = len(kept_groups)
-        if num_kept < num_groups_wanted:
-            line = "%d batches gave %d of %d groups with returns that differ"
-            logger.warning(line, max_batches, num_kept, num_groups_wanted)
+        num_kept_groups = len(kept_groups)
+        if num_kept_groups < num_groups_wanted:
+            warning_format = "%d batches gave %d of %d groups with returns that differ"
+            logger.warning(warning_format, max_batches, num_kept_groups, num_groups_wanted)
         trained_trajectories = [trajectory for group in kept_groups for trajectory in group]
         data, rows = self.pack_collected_trajectories(
             all_collected,
@@ -320,7 +328,7 @@ class TrajectoryCollector:
         trained_uids = set(data.non_tensor_batch["uid"])
         data.meta_info["tasks"] = select_groups(DataProto.concat(batches), trained_uids)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(len(batches))
-        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
+        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept_groups)
         self._add_level_columns(data, rows, samples_alternatives)
         if samples_alternatives:
             return self._try_add_thinking_advantages(data, actor_rollout_wg)
@@ -368,9 +376,9 @@ class TrajectoryCollector:
 
     def close(self) -> None:
         """Stop the collector workers and their environments."""
-        group, self._collector_group = self._collector_group, None
-        if group is not None:
-            group.close()
+        collector_group, self._collector_group = self._collector_group, None
+        if collector_group is not None:
+            collector_group.close()
 
     # ---- generation ----
 
@@ -459,9 +467,11 @@ class TrajectoryCollector:
                 batch_in_step,
                 MAX_REPLACEMENT_BATCHES,
             )
-            groups = len(set(gen_batch.non_tensor_batch["uid"]))
+            num_groups = len(set(gen_batch.non_tensor_batch["uid"]))
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
-            gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, batch_in_step)
+            gen_batch = envs.gen_batch(
+                gen_batch.meta_info["global_step"], num_groups, batch_in_step
+            )
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
         data, rows = self.pack_collected_trajectories(all_collected, task_meta_info=task_meta_info)
         data.meta_info["tasks"] = gen_batch
@@ -497,8 +507,8 @@ class TrajectoryCollector:
         if self.codec is None and not self.config.reward_model.enable:
             num_ranks = task_meta_info.get(NUM_RANKS, 1)
             # Order the rows before they are padded: later all columns would have to be copied.
-            lengths = [row.response_end for row in rows]
-            rows = [rows[index] for index in order_rows_for_ranks(lengths, num_ranks)]
+            row_lengths = [row.response_end for row in rows]
+            rows = [rows[index] for index in order_rows_for_ranks(row_lengths, num_ranks)]
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
         data = collate_rows(
@@ -507,8 +517,8 @@ class TrajectoryCollector:
         data.meta_info[NUM_RANKS] = num_ranks
         data.meta_info[PRICE_MULTIPLIER] = task_meta_info.get(PRICE_MULTIPLIER, 1.0)
         if self.config.reward_model.enable and is_train:
-            whole_rows = build_rows(load_trajectories(packed_trajectories))
-            data.non_tensor_batch[MESSAGES] = object_array(rebuild_last_conversations(whole_rows))
+            loaded_rows = build_rows(load_trajectories(packed_trajectories))
+            data.non_tensor_batch[MESSAGES] = object_array(rebuild_last_conversations(loaded_rows))
         data.meta_info["metrics"] = {
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
             **compute_episode_metrics(collected.trajectories),
@@ -550,10 +560,10 @@ class TrajectoryCollector:
         if not isinstance(workers, ScoringWorkers):
             return data
         start_s = time.perf_counter()
-        requests = data.select(None, [BRANCHES, SPANS], [])
-        requests.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        score_requests = data.select(None, [BRANCHES, SPANS], [])
+        score_requests.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         data = self.convert_scores_to_estimator_inputs(
-            data.union(workers.compute_log_prob(requests))
+            data.union(workers.compute_log_prob(score_requests))
         )
         data.meta_info["timing"]["scoring"] = time.perf_counter() - start_s
         return data

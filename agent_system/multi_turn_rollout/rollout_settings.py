@@ -31,12 +31,12 @@ class RolloutSettings:
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
-    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None if RLVCR
-    samples no alternative thoughts (at other levels). ``level_rule`` can force the level of a turn.
-    The sampling seed of a turn is derived from ``seed``, trajectory and turn. For every row of the
-    task batch, ``trajectories_per_row`` trajectories are generated. ``compact`` is None if the
-    policy writes no summaries of earlier turns. ``training_values`` are the sampling parameters of
-    training, also in the settings of validation.
+    ``level_prompts`` replaces descriptions of some levels. ``alternatives_settings`` is None if
+    RLVCR samples no alternative thoughts (at other levels). ``level_rule`` can force the level of a
+    turn. The sampling seed of a turn is derived from ``seed``, trajectory and turn. For every row
+    of the task batch, ``trajectories_per_row`` trajectories are generated. ``compact`` is None if
+    the policy writes no summaries of earlier turns. ``training_values`` are the sampling parameters
+    of training, also in the settings of validation.
     """
 
     history: History
@@ -50,13 +50,14 @@ class RolloutSettings:
     top_p: float
     top_k: int
     stop: tuple[str, ...]
-    alternatives: RLVCRSettings | None = None
+    alternatives_settings: RLVCRSettings | None = None  # None: no alternative thoughts
     trajectories_per_row: int = 1
     level_prompts: Mapping[int, str] = field(default_factory=dict)
     level_rule: LevelRule = FREE_RULE
     seed: int = 0
     models: tuple[str, ...] = (POLICY_MODEL,)  # models that an agent can request by name
     compact: EnvCompaction | None = None
+    # Sampling parameters of training, also if these settings are for validation.
     training_values: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -83,19 +84,19 @@ class RolloutSettings:
         rollout_config = config.actor_rollout_ref.rollout
         rlvcr = get_rlvcr_settings(config.algorithm)
         sampling_config = rollout_config if is_train else rollout_config.val_kwargs
-        turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
+        max_turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         return cls(
             trajectories_per_row=1 if is_train else rollout_config.val_kwargs.n,
             history=config.env.history,
             history_length=config.env.history_length,
             max_steps=config.env.max_steps,
-            max_turn_tokens=turn_tokens,
+            max_turn_tokens=max_turn_tokens,
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
             requests_levels=should_request_levels(config),
             **_read_sampling_values(sampling_config),
             stop=package.stop_strings(read_env_settings(config.env)),
-            alternatives=rlvcr if samples_alternatives else None,
+            alternatives_settings=rlvcr if samples_alternatives else None,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
             # Force random levels in training only: validation measures the policy's own choice.
             level_rule=LevelRule.from_uniform_share(rlvcr.epsilon_levels)
@@ -131,10 +132,10 @@ def list_engine_model_names(config: PPOConfig) -> tuple[str, ...]:
 
     If LoRA adapters are synced, they include the base model and the adapters that are not trained.
     """
-    policy = config.actor_rollout_ref
-    if policy.rollout.lora_sync != "adapter":
+    policy_config = config.actor_rollout_ref
+    if policy_config.rollout.lora_sync != "adapter":
         return (POLICY_MODEL,)
-    return (POLICY_MODEL, BASE_MODEL, *policy.model.adapters)
+    return (POLICY_MODEL, BASE_MODEL, *policy_config.model.adapters)
 
 
 def should_request_levels(config: PPOConfig) -> bool:
@@ -142,8 +143,12 @@ def should_request_levels(config: PPOConfig) -> bool:
 
     If ``env.levels`` is null, levels are requested if RLVCR is enabled.
     """
-    levels: bool | None = config.env.levels
-    return bool(get_rlvcr_settings(config.algorithm).enable) if levels is None else levels
+    requests_levels: bool | None = config.env.levels
+    return (
+        bool(get_rlvcr_settings(config.algorithm).enable)
+        if requests_levels is None
+        else requests_levels
+    )
 
 
 def check_level_prompts(config: PPOConfig, package: EnvPackage) -> None:
@@ -180,18 +185,18 @@ def check_compaction(config: PPOConfig, package: EnvPackage) -> None:
     """
     if not config.env.compact.enable:
         return
-    setting = f"env.compact.enable=true: env.env_name={config.env.env_name!r}"
+    setting_text = f"env.compact.enable=true: env.env_name={config.env.env_name!r}"
     settings = read_env_settings(config.env)
-    parts = package.part_weights(settings)
-    if package.runs_agent or any(get_package(name).runs_agent for name in parts):
+    weight_by_part = package.part_weights(settings)
+    if package.runs_agent or any(get_package(name).runs_agent for name in weight_by_part):
         raise ValueError(
-            f"{setting} runs an agent, which decides itself which messages it sends to the "
+            f"{setting_text} runs an agent, which decides itself which messages it sends to the "
             "endpoint; allowed: false; fix: env.compact.enable=false, and let the agent summarise"
         )
     if package.images(settings) is not None:
         raise ValueError(
-            f"{setting} shows images, which a summary does not contain; allowed: observations of "
-            "text; fix: env.compact.enable=false"
+            f"{setting_text} shows images, which a summary does not contain; allowed: observations "
+            "of text; fix: env.compact.enable=false"
         )
 
 
@@ -202,8 +207,8 @@ def refuse_images(config: PPOConfig) -> None:
         return
     key, value, value_for_text = image_setting
     full_key = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
-    policy = config.actor_rollout_ref.model.path
+    policy_path = config.actor_rollout_ref.model.path
     raise ValueError(
-        f"{full_key}={value!r}: its observations are images, and the policy {policy} is used as a "
-        f"text model; allowed: {value_for_text}; fix: {full_key}={value_for_text}"
+        f"{full_key}={value!r}: its observations are images, and the policy {policy_path} is used "
+        f"as a text model; allowed: {value_for_text}; fix: {full_key}={value_for_text}"
     )

@@ -35,8 +35,8 @@ MAX_ENCODED_ROWS = 1024  # rows of the rollout log whose lines are in memory at 
 class StoredTrajectories:
     """Trajectories of one call of collector number ``collector``, in Ray's object store."""
 
-    ref: Any
-    collector: int
+    ref: Any  # Ray reference of the list of trajectories
+    collector: int  # number of the collector
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredTrajectories, (self.ref, self.collector)  # without the loaded values
@@ -47,7 +47,7 @@ class StoredTrajectories:
         return load_rows(self.ref, f"trajectories of collector-{self.collector}")
 
 
-# Keep the last result: a collector gets several requests in a row for rows of one result.
+# Cache the last result: a collector gets several successive requests for rows of one result.
 @lru_cache(maxsize=1)
 def load_rows(ref: Any, label: str) -> list[list[TrajectoryRow]]:
     """Load the trajectories of the Ray reference ``ref``, and return the rows of each."""
@@ -74,7 +74,7 @@ class StoredTurnRecords(TurnRecords):
     """Turn records of row number ``row``, loaded from Ray's object store at the first access."""
 
     trajectory: TrajectoryReference
-    row: int
+    row: int  # number of the row in the trajectory
 
     def load_row(self) -> TrajectoryRow:
         return self.trajectory.source.rows[self.trajectory.index][self.row]
@@ -91,12 +91,12 @@ def link_stored_trajectories(
     Both have the same trajectories in the same order.
     """
     for index, trajectory in enumerate(trajectories_without_texts):
-        trajectory.stored = TrajectoryReference(source, index)
+        trajectory.stored_reference = TrajectoryReference(source, index)
 
 
 def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     """Return ``trajectories`` with their texts and tokens."""
-    return [t if t.stored is None else t.stored.load() for t in trajectories]
+    return [t if t.stored_reference is None else t.stored_reference.load() for t in trajectories]
 
 
 def get_stored_record_reference(records: object) -> StoredTurnRecords | None:
@@ -116,27 +116,29 @@ def encode_rows_on_collectors(
     A collector encodes the rows that it generated; ``collectors`` are their actor handles. Other
     rows, and those of a collector that died, are encoded in this process.
     """
-    keys = [key for key in encode.tensor_names if key in data.tensor_keys()]
-    columns = [key for key in encode.column_names if key in data.non_tensor_batch]
-    for window in data.split(MAX_ENCODED_ROWS):
-        values = window.select(keys, columns, [])
-        rows_by_source: dict[StoredTrajectories | None, list[int]] = {}
-        for row, records in enumerate(window.non_tensor_batch["steps"]):
-            steps = get_stored_record_reference(records) if collectors else None
-            source = None if steps is None else steps.trajectory.source
-            rows_by_source.setdefault(source, []).append(row)
-        refs: dict[StoredTrajectories | None, Any] = {
-            source: collectors[source.collector].encode_rows.remote(values[rows], encode)
-            for source, rows in rows_by_source.items()
+    tensor_names = [key for key in encode.tensor_names if key in data.tensor_keys()]
+    column_names = [key for key in encode.column_names if key in data.non_tensor_batch]
+    for data_chunk in data.split(MAX_ENCODED_ROWS):
+        selected_data = data_chunk.select(tensor_names, column_names, [])
+        row_indices_by_source: dict[StoredTrajectories | None, list[int]] = {}
+        for row, records in enumerate(data_chunk.non_tensor_batch["steps"]):
+            record_reference = get_stored_record_reference(records) if collectors else None
+            source = None if record_reference is None else record_reference.trajectory.source
+            row_indices_by_source.setdefault(source, []).append(row)
+        refs_by_source: dict[StoredTrajectories | None, Any] = {
+            source: collectors[source.collector].encode_rows.remote(
+                selected_data[row_indices], encode
+            )
+            for source, row_indices in row_indices_by_source.items()
             if source is not None
         }
-        lines: dict[int, memoryview] = {}
-        for source, rows in rows_by_source.items():
-            row_lines = _wait_for_encoded_lines(refs.get(source)) or encode(
-                window.select_idxs(rows), tokenizer
+        line_by_row: dict[int, memoryview] = {}
+        for source, row_indices in row_indices_by_source.items():
+            row_lines = _wait_for_encoded_lines(refs_by_source.get(source)) or encode(
+                data_chunk.select_idxs(row_indices), tokenizer
             )
-            lines |= zip(rows, row_lines, strict=True)
-        yield from (lines[row] for row in range(len(window)))
+            line_by_row |= zip(row_indices, row_lines, strict=True)
+        yield from (line_by_row[row] for row in range(len(data_chunk)))
 
 
 def _wait_for_encoded_lines(ref: Any) -> EncodedLines | None:
@@ -155,11 +157,13 @@ def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object)
     stored rows.
     """
     stored_turn_records = map(get_stored_record_reference, values.non_tensor_batch["steps"])
-    rows = [steps.load_row() for steps in stored_turn_records if steps is not None]
+    rows = [
+        turn_records.load_row() for turn_records in stored_turn_records if turn_records is not None
+    ]
     data = collate_rows(rows, 0, allow_retokenized=True)
-    width = data.batch["responses"].shape[1]
+    response_width = data.batch["responses"].shape[1]
     for key, tensor in values.batch.items():
         # A negative padding removes columns.
-        data.batch[key] = pad(tensor, (0, width - tensor.shape[1]))
+        data.batch[key] = pad(tensor, (0, response_width - tensor.shape[1]))
     data.non_tensor_batch |= values.non_tensor_batch
     return encode(data, tokenizer)

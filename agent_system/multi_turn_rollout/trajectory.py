@@ -45,7 +45,7 @@ class RolloutSpec:
     uid: str  # group
     traj_uid: str
     env_seed: int
-    replayed_turns: tuple[tuple[int, ...], ...] = ()
+    replayed_turns: tuple[tuple[int, ...], ...] = ()  # token ids of each repeated turn
     expected_observations: tuple[str, ...] = ()
     replayed_summaries: tuple[tuple[int, ...], ...] = ()
     forced_level: int | None = None
@@ -61,7 +61,7 @@ class Turn:
     """One turn: the observation, the reply of the policy, and the result of its action.
 
     Its tokens are ``token_ids[start:end]`` of ledger (token list of a conversation) number
-    ``ledger``. The first ``num_forced`` of these tokens force a level and were not sampled.
+    ``ledger``. The first ``num_forced_tokens`` of these tokens force a level and were not sampled.
 
     - ``parsed``: level, thought and action (``rlvcr.levels``); None if levels are not requested.
     - ``alternatives``: thoughts at other levels; None if they are not requested.
@@ -72,13 +72,13 @@ class Turn:
 
     step: int  # number of the turn, from 0
     observation: str
-    anchor: str
+    anchor: str  # canonical text of the state
     ledger: int  # index of the token list with this turn
     start: int  # index of its first token in the ledger
     end: int  # index after its last token
     response: str  # text of the reply
     stop_reason: StopReason
-    num_forced: int = 0
+    num_forced_tokens: int = 0  # first tokens that force a thinking level
     action: str = ""
     is_action_valid: bool = False
     reward: float = 0.0
@@ -86,18 +86,18 @@ class Turn:
     parsed: ParsedTurn | None = None
     alternatives: TurnAlternativeThoughts | None = None
     image: Any = None
-    situation: str = ""
-    needed_level: int | None = None
+    situation: str = ""  # kind of state, for metrics
+    needed_level: int | None = None  # required thinking level, for metrics
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
-        return self.end - self.start - self.num_forced
+        return self.end - self.start - self.num_forced_tokens
 
     @property
     def chosen_level(self) -> int | None:
         """Thinking level that the policy chose; None if it could not be read or was forced."""
-        return self.parsed.level if self.parsed is not None and not self.num_forced else None
+        return self.parsed.level if self.parsed is not None and not self.num_forced_tokens else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Unpickle by the constructor: the method that dataclasses generate takes three times as
@@ -120,7 +120,7 @@ class Trajectory:
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
 
     ``ledgers`` are the token lists of its conversations. A copy without texts has the arrays
-    ``token_arrays`` instead, and ``stored`` loads the whole trajectory.
+    ``token_arrays`` instead, and ``stored_reference`` loads the whole trajectory.
     """
 
     spec: RolloutSpec
@@ -133,11 +133,11 @@ class Trajectory:
     shown_messages: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
-    reward_parts: dict[str, float] = field(default_factory=dict)
-    info_numbers: dict[str, float] = field(default_factory=dict)
+    reward_parts: dict[str, float] = field(default_factory=dict)  # components of the return
+    info_numbers: dict[str, float] = field(default_factory=dict)  # last numbers in ``info``
     answer: str | None = None
-    truncated: str | None = None
-    aborted: str | None = None
+    truncated: str | None = None  # reason for an early end
+    aborted: str | None = None  # reason of a failure
     abort_detail: str = ""  # message of the failure
     start_state: tuple[str, str] | None = None  # text and state of the first observation
     active_s: float = 0.0  # duration of the episode
@@ -146,7 +146,7 @@ class Trajectory:
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
     token_arrays: list[TokenArrays] | None = field(default=None, compare=False, repr=False)
-    stored: "TrajectoryReference | None" = field(default=None, compare=False, repr=False)
+    stored_reference: "TrajectoryReference | None" = field(default=None, compare=False, repr=False)
 
     def abort(self, reason: str, detail: str) -> None:
         """Mark the trajectory as failed; its finished turns stay."""
@@ -154,9 +154,12 @@ class Trajectory:
         self.abort_detail = detail
 
     @property
-    def sampled_tokens(self) -> int:
+    def num_sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled in all turns and summaries."""
-        return sum(part.num_tokens for part in (*self.turns, *self.summaries.values()))
+        return sum(
+            turn_or_summary.num_tokens
+            for turn_or_summary in (*self.turns, *self.summaries.values())
+        )
 
     def list_token_arrays(self) -> list[TokenArrays]:
         """Return the arrays of each ledger: one value per token."""
@@ -167,13 +170,13 @@ class Trajectory:
     def copy_without_texts(self) -> "Trajectory":
         """Return a smaller copy without texts and prompts, which suffices for rows and metrics."""
         task = {key: self.spec.task[key] for key in ("task_id", "data_source")}
-        texts = {"observation": "", "response": "", "action": ""}
+        empty_texts = {"observation": "", "response": "", "action": ""}
         return replace(
             self,
             spec=replace(self.spec, task=task, replayed_turns=(), expected_observations=()),
             ledgers=[],
             token_arrays=self.list_token_arrays(),
-            turns=[replace(turn, **texts) for turn in self.turns],
+            turns=[replace(turn, **empty_texts) for turn in self.turns],
             shown_messages=[],
         )
 

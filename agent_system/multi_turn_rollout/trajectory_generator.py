@@ -45,8 +45,8 @@ T = TypeVar("T")
 class RolloutContext:
     """Objects that all trajectories of one rollout share, such as prompts and the sampler.
 
-    ``codec`` parses thinking levels. It is None if levels are not requested. ``alternatives``
-    samples alternative thoughts. It is None if they are not requested.
+    ``codec`` parses thinking levels. It is None if levels are not requested.
+    ``alternative_sampler`` samples alternative thoughts. It is None if they are not requested.
     """
 
     settings: RolloutSettings
@@ -55,7 +55,7 @@ class RolloutContext:
     bridge: ChatBridge
     sampler: PolicySampler
     codec: LevelCodec | None = None
-    alternatives: AlternativeThoughtSampler | None = None
+    alternative_sampler: AlternativeThoughtSampler | None = None
 
 
 class ReplayMismatchError(Exception):
@@ -187,13 +187,13 @@ class TrajectoryGenerator:
             image=observation.image,
             situation=observation.situation,
             needed_level=observation.needed_level,
-            num_forced=len(forced_ids),
+            num_forced_tokens=len(forced_ids),
         )
         self.trajectory.turns.append(turn)
         if context.codec is not None:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
         # Do not wait here, so that thoughts are sampled while the environment steps.
-        sampler = context.alternatives
+        sampler = context.alternative_sampler
         if sampler is not None and not sampler.settings.samples_thoughts_after_rollout:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
@@ -211,40 +211,40 @@ class TrajectoryGenerator:
         if dialogue is None:
             return None
         spec, summaries = self.trajectory.spec, self.trajectory.summaries
-        number = len(summaries)
+        summary_number = len(summaries)
         start_s = time.perf_counter()
-        if number < len(spec.replayed_summaries):
-            sampled = _make_replayed_result(spec.replayed_summaries[number])
+        if summary_number < len(spec.replayed_summaries):
+            sampling_result = _make_replayed_result(spec.replayed_summaries[summary_number])
         else:
-            sampled = await self.context.sampler.sample_summary(
+            sampling_result = await self.context.sampler.sample_summary(
                 dialogue.conversation.prompt_ids,
                 spec,
-                number - len(spec.replayed_summaries),
+                summary_number - len(spec.replayed_summaries),
                 compaction.max_summary_tokens,
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
-        response = self.context.bridge.decode(sampled.token_ids)
-        segment = dialogue.add_reply(sampled, SUMMARY_STEP, response)
+        response = self.context.bridge.decode(sampling_result.token_ids)
+        segment = dialogue.add_reply(sampling_result, SUMMARY_STEP, response)
         self.trajectory.shown_messages = dialogue.shown_messages
         summaries[dialogue.ledger_index] = SummaryRecord(
             step=step,
             response=response,
             num_tokens=len(segment.ids),
-            stop_reason=sampled.stop_reason.value,
+            stop_reason=sampling_result.stop_reason.value,
             span=(segment.start, segment.end_position),
         )
         # A thought in front of the summary is not part of it.
-        text = dialogue.answers[-1].message["content"].rpartition(END_THINK)[2].strip()
-        history.replace_turns(compaction, text)
+        summary_text = dialogue.answers[-1].message["content"].rpartition(END_THINK)[2].strip()
+        history.replace_turns(compaction, summary_text)
         return history.open_turn(observation, step)
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
-        expected = self.trajectory.spec.expected_observations
-        if step < len(expected) and observation.text != expected[step]:
+        expected_observations = self.trajectory.spec.expected_observations
+        if step < len(expected_observations) and observation.text != expected_observations[step]:
             raise ReplayMismatchError(
                 f"turn {step} of the replay: the observation is {observation.text[:200]!r}; "
-                f"expected: {expected[step][:200]!r}; make the environment deterministic for its "
-                "seed"
+                f"expected: {expected_observations[step][:200]!r}; make the environment "
+                "deterministic for its seed"
             )
 
     def _get_forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
@@ -283,10 +283,10 @@ class TrajectoryGenerator:
         self.trajectory.answer = info.get(ANSWER)
         return observation
 
-    async def _await_env(self, call: Awaitable[T]) -> T:
+    async def _await_env(self, env_call: Awaitable[T]) -> T:
         start_s = time.perf_counter()
         try:
-            return await call
+            return await env_call
         finally:
             self.trajectory.env_wait_s += time.perf_counter() - start_s
 
@@ -304,7 +304,7 @@ async def generate_alternative_thinking_levels(
     They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
     action, or if the settings request no such thoughts.
     """
-    sampler = context.alternatives
+    sampler = context.alternative_sampler
     if sampler is None or turn.parsed is None:
         return
     spec = trajectory.spec
@@ -326,7 +326,7 @@ async def sample_alternative_thoughts_of_group(
     equal too. ``step_fraction`` and ``alternatives="one"`` draw once for all turns with equal
     prompts.
     """
-    sampler = context.alternatives
+    sampler = context.alternative_sampler
     if sampler is None:
         return
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
@@ -336,7 +336,7 @@ async def sample_alternative_thoughts_of_group(
             for trajectory, turn in turns
         )
         return
-    turns_by_prompt: dict[object, list[_AlternativeThoughtsRequest]] = {}
+    requests_by_prompt: dict[object, list[_AlternativeThoughtsRequest]] = {}
     for trajectory, turn in turns:
         if turn.parsed is None:
             continue
@@ -346,11 +346,11 @@ async def sample_alternative_thoughts_of_group(
             # A thought that sees the action of its turn suits only turns with the same action.
             shown_action = "" if sampler.settings.action_blind else turn.parsed.action
             key = (tuple(prompt), turn.parsed.turn_format, shown_action)
-            turns_by_prompt.setdefault(key, []).append(
+            requests_by_prompt.setdefault(key, []).append(
                 _AlternativeThoughtsRequest(trajectory, turn, turn.parsed, levels)
             )
     await gather_or_cancel(
-        _sample_shared_thoughts(sampler, members) for members in turns_by_prompt.values()
+        _sample_shared_thoughts(sampler, requests) for requests in requests_by_prompt.values()
     )
 
 
@@ -365,27 +365,29 @@ class _AlternativeThoughtsRequest:
 
 
 async def _sample_shared_thoughts(
-    sampler: AlternativeThoughtSampler, members: Sequence[_AlternativeThoughtsRequest]
+    sampler: AlternativeThoughtSampler, requests: Sequence[_AlternativeThoughtsRequest]
 ) -> None:
-    """Sample one thought at each level that a turn in ``members`` needs, and store it in the turns.
+    """Sample one thought at each level in ``requests``, and store it in the turns that need it.
 
-    All turns in ``members`` have equal prompts, so they share the thoughts.
+    All turns in ``requests`` have equal prompts, so they share the thoughts.
     """
-    first = members[0]
-    spec = first.trajectory.spec
+    first_request = requests[0]
+    spec = first_request.trajectory.spec
     shared_thoughts = await sampler.sample_thoughts(
-        first.trajectory.ledgers[first.turn.ledger].token_ids[: first.turn.start],
-        first.parsed,
-        sorted({level for member in members for level in member.levels}),
+        first_request.trajectory.ledgers[first_request.turn.ledger].token_ids[
+            : first_request.turn.start
+        ],
+        first_request.parsed,
+        sorted({level for request in requests for level in request.levels}),
         spec.traj_uid,
-        first.turn.step,
+        first_request.turn.step,
         spec.index,
     )
-    for member in members:
+    for request in requests:
         thoughts = [
-            thought for thought in shared_thoughts.thoughts if thought.level in member.levels
+            thought for thought in shared_thoughts.thoughts if thought.level in request.levels
         ]
-        member.turn.alternatives = TurnAlternativeThoughts(thoughts)
+        request.turn.alternatives = TurnAlternativeThoughts(thoughts)
         # Dropped thoughts and sampled tokens are counted once, in the first turn.
-        if member is first:
-            member.turn.alternatives = replace(shared_thoughts, thoughts=thoughts)
+        if request is first_request:
+            request.turn.alternatives = replace(shared_thoughts, thoughts=thoughts)

@@ -36,12 +36,12 @@ def load_import_path(import_path: str, key: str) -> Any:
     """
     source, _, name = import_path.rpartition(":")
     setting = f"{key}={import_path!r}"
-    allowed = "allowed: FILE.py:NAME, MODULE:NAME"
+    allowed_text = "allowed: FILE.py:NAME, MODULE:NAME"
     if not source or not name:
         raise ValueError(
-            f"{setting} is no import path; {allowed}; fix: {import_path.strip(':')}:NAME"
+            f"{setting} is no import path; {allowed_text}; fix: {import_path.strip(':')}:NAME"
         )
-    fix = f"{allowed}; fix: name an existing function or class"
+    fix = f"{allowed_text}; fix: name an existing function or class"
     is_file = source.endswith(".py")
     module = _import_file(source, setting, fix) if is_file else _import_module(source, setting, fix)
     return _get_callable(module, source, name, setting, fix)
@@ -50,11 +50,11 @@ def load_import_path(import_path: str, key: str) -> Any:
 def _import_module(name: str, setting: str, fix: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except (ImportError, ValueError):  # they name the module
+    except (ImportError, ValueError):  # the messages of these errors name the module
         raise
     except USER_CODE_ERRORS as error:  # boundary to user code
-        why = describe_error(error)
-        raise ImportError(f"{setting} cannot be imported: {why}; {fix}") from error
+        error_text = describe_error(error)
+        raise ImportError(f"{setting} cannot be imported: {error_text}; {fix}") from error
 
 
 def _get_callable(
@@ -94,14 +94,14 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
         raise FileNotFoundError(f"{setting}: no such file; {fix}")
     # Hash the whole path: files with equal names need separate entries of ``sys.modules``.
     path_hash = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
-    name = f"_custom_reward_function_{path_hash}"
-    loader = importlib.machinery.SourceFileLoader(name, str(file))
-    spec = importlib.util.spec_from_loader(name, loader)
+    module_name = f"_custom_reward_function_{path_hash}"
+    loader = importlib.machinery.SourceFileLoader(module_name, str(file))
+    spec = importlib.util.spec_from_loader(module_name, loader)
     if spec is None:
         raise ImportError(f"{setting} is not a Python module; {fix}")
     module = importlib.util.module_from_spec(spec)
     # Register the module before its code runs, because dataclasses and pickle search for it there.
-    sys.modules[name] = module
+    sys.modules[module_name] = module
     # Modules in the directory of the file can be imported, as in a script that Python executes.
     directory = str(file.resolve().parent)
     if directory not in sys.path:
@@ -109,7 +109,7 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
     try:
         loader.exec_module(module)
     except USER_CODE_ERRORS as error:  # boundary to user code
-        del sys.modules[name]
-        why = describe_error(error)
-        raise ImportError(f"{setting} cannot be imported: {why}; {fix}") from error
+        del sys.modules[module_name]
+        error_text = describe_error(error)
+        raise ImportError(f"{setting} cannot be imported: {error_text}; {fix}") from error
     return module

@@ -218,8 +218,8 @@ class EpisodeRewardManager:
                 score = self._score_trajectory(data, rows)
             except Exception as error:  # boundary to user code
                 errors.append(error)
-                why = describe_error(error, str)
-                logger.warning("%s; the outcome is set to the mean of its group", why)
+                error_text = describe_error(error, str)
+                logger.warning("%s; the outcome is set to the mean of its group", error_text)
                 group_by_failed_trajectory[traj_uid] = uid
                 continue
             outcome = self._compute_outcome(data, rows, score, relative_lengths.get(traj_uid, 0.0))
@@ -257,7 +257,10 @@ class EpisodeRewardManager:
     def _compute_outcome(
         self, data: DataProto, rows: list[int], outcome: float, relative_length: float
     ) -> float:
-        """Return ``outcome``, the score of the trajectory ``rows``, minus prices and penalties."""
+        """Return ``outcome`` minus token prices and penalties of the trajectory.
+
+        ``outcome`` is the score of the trajectory, which has the row indices ``rows``.
+        """
         columns = data.non_tensor_batch
         validity_flags = [is_valid for row in rows for is_valid in columns["is_action_valid"][row]]
         num_tokens = int(data.batch["response_mask"][rows].sum())
@@ -275,14 +278,17 @@ class EpisodeRewardManager:
         return outcome - self.invalid_action_penalty * (len(validity_flags) - sum(validity_flags))
 
     def _score_trajectory(self, data: DataProto, rows: list[int]) -> float:
-        """Return the score of the trajectory ``rows``: of the custom function, else its return."""
+        """Return the score of the trajectory with the row indices ``rows``.
+
+        It is the result of the custom function, or else the return of the trajectory.
+        """
         columns, first_row = data.non_tensor_batch, rows[0]
         score_function = self.compute_score
         if score_function is None:
             return float(columns["episode_rewards"][first_row])
         # With ``window`` history the turns of a trajectory are in several rows.
-        all_steps = [step for row in rows for step in columns["steps"][row]]
-        steps = sorted(all_steps, key=lambda step: step.step)
+        turn_records = [turn_record for row in rows for turn_record in columns["steps"][row]]
+        sorted_turn_records = sorted(turn_records, key=lambda turn_record: turn_record.step)
         trajectory_info = {
             "task_id": columns["task_id"][first_row],
             "episode_reward": float(columns["episode_rewards"][first_row]),
@@ -291,7 +297,7 @@ class EpisodeRewardManager:
         }
         score = score_function(
             data_source=columns["data_source"][first_row],
-            steps=[step.to_json() for step in steps],
+            steps=[turn_record.to_json() for turn_record in sorted_turn_records],
             extra_info=trajectory_info,
         )
         name = getattr(score_function, "__name__", repr(score_function))
@@ -351,34 +357,40 @@ def _get_reward_parts(data: DataProto) -> np.ndarray:
 
 
 def _impute_failed_reward_parts(
-    data: DataProto, failed_trajectories: Collection[str], names: Collection[str]
+    data: DataProto, failed_trajectories: Collection[str], reward_names: Collection[str]
 ) -> None:
     """Set ``reward_parts`` (rewards by name) of ``failed_trajectories`` to their groups' means.
 
-    They get the rewards ``names``; a reward that no member of the group has becomes 0.
+    They get the rewards ``reward_names``; a reward that no member of the group has becomes 0.
     """
-    parts_by_row = _get_reward_parts(data)
+    reward_parts_by_row = _get_reward_parts(data)
     uids = data.non_tensor_batch["uid"]
-    parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)
+    reward_parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for rows in group_rows_by_trajectory(data).values():
         # Count a trajectory once, however many rows it has.
-        if parts_by_row[rows[0]]:
-            parts_by_group[uids[rows[0]]].append(parts_by_row[rows[0]])
+        if reward_parts_by_row[rows[0]]:
+            reward_parts_by_group[uids[rows[0]]].append(reward_parts_by_row[rows[0]])
     for row, traj_uid in enumerate(data.non_tensor_batch["traj_uid"]):
         if traj_uid not in failed_trajectories:
             continue
-        parts_by_row[row] = {}
-        for name in names:
-            values = [parts[name] for parts in parts_by_group[uids[row]] if name in parts]
-            parts_by_row[row][name] = float(np.mean(values)) if values else 0.0
+        reward_parts_by_row[row] = {}
+        for name in reward_names:
+            member_rewards = [
+                member_parts[name]
+                for member_parts in reward_parts_by_group[uids[row]]
+                if name in member_parts
+            ]
+            reward_parts_by_row[row][name] = (
+                float(np.mean(member_rewards)) if member_rewards else 0.0
+            )
 
 
 def group_rows_by_trajectory(data: DataProto) -> dict[str, list[int]]:
     """Return the row indices of each trajectory, by ``traj_uid``."""
-    rows: dict[str, list[int]] = defaultdict(list)
-    for row, trajectory in enumerate(data.non_tensor_batch["traj_uid"]):
-        rows[trajectory].append(row)
-    return rows
+    rows_by_trajectory: dict[str, list[int]] = defaultdict(list)
+    for row, traj_uid in enumerate(data.non_tensor_batch["traj_uid"]):
+        rows_by_trajectory[traj_uid].append(row)
+    return rows_by_trajectory
 
 
 def load_reward_manager(config: PPOConfig) -> RewardManager:
@@ -387,24 +399,24 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     Raises ``ValueError`` for an unknown manager or invalid ``reward_kwargs``, and the errors of
     ``load_function`` for a custom function.
     """
-    manager = find_reward_manager_class(config.reward_model.reward_manager)
-    actor = config.actor_rollout_ref.actor
+    manager_class = find_reward_manager_class(config.reward_model.reward_manager)
+    actor_config = config.actor_rollout_ref.actor
     invalid_action_penalty = (
-        actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+        actor_config.invalid_action_penalty_coef if actor_config.use_invalid_action_penalty else 0.0
     )
-    function = load_trajectory_score_function(config)
+    score_function = load_trajectory_score_function(config)
     kwargs = config.reward_model.reward_kwargs
     try:
         # Bind without calling: a ``TypeError`` inside the manager is not a wrong setting.
-        inspect.signature(manager).bind(invalid_action_penalty, function, **kwargs)
+        inspect.signature(manager_class).bind(invalid_action_penalty, score_function, **kwargs)
     except TypeError as error:
-        allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
-        name = getattr(manager, "__name__", repr(manager))
+        allowed_keys = ", ".join(list(inspect.signature(manager_class).parameters)[2:]) or "none"
+        name = getattr(manager_class, "__name__", repr(manager_class))
         raise ValueError(
-            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (the keyword "
+            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed_keys} (the keyword "
             f"arguments of {name}); fix: remove the others"
         ) from error
-    return manager(invalid_action_penalty, function, **kwargs)
+    return manager_class(invalid_action_penalty, score_function, **kwargs)
 
 
 def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
@@ -414,8 +426,8 @@ def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
     if the environment uses the function to grade answers.
     """
     function_config = config.custom_reward_function
-    settings = config.env.active_section
-    if not function_config.path or (settings and settings.data_keys):
+    env_settings = config.env.active_section
+    if not function_config.path or (env_settings and env_settings.data_keys):
         return None
     function = load_function(function_config.path, function_config.name)
     kwargs = function_config.reward_kwargs
@@ -472,19 +484,25 @@ def compute_relative_lengths(
         successes with 10 and 30 tokens: mean 20, std 10, so sigmoid(-1) = 0.27, sigmoid(1) = 0.73
     """
     columns = data.non_tensor_batch
-    token_counts = {
-        trajectory: int(data.batch["response_mask"][list(rows)].sum())
-        for trajectory, rows in rows_by_trajectory.items()
+    token_count_by_trajectory = {
+        traj_uid: int(data.batch["response_mask"][list(rows)].sum())
+        for traj_uid, rows in rows_by_trajectory.items()
     }
-    lengths_by_group: dict[str, list[int]] = defaultdict(list)
-    for trajectory, rows in rows_by_trajectory.items():
+    success_lengths_by_group: dict[str, list[int]] = defaultdict(list)
+    for traj_uid, rows in rows_by_trajectory.items():
         if columns["won"][rows[0]]:
-            lengths_by_group[columns["uid"][rows[0]]].append(token_counts[trajectory])
+            success_lengths_by_group[columns["uid"][rows[0]]].append(
+                token_count_by_trajectory[traj_uid]
+            )
     relative_lengths: dict[str, float] = {}
-    for trajectory, rows in rows_by_trajectory.items():
-        lengths = lengths_by_group[columns["uid"][rows[0]]]
-        std = float(np.std(lengths)) if lengths else 0.0
-        z = (token_counts[trajectory] - float(np.mean(lengths))) / std if std else 0.0
+    for traj_uid, rows in rows_by_trajectory.items():
+        success_lengths = success_lengths_by_group[columns["uid"][rows[0]]]
+        std = float(np.std(success_lengths)) if success_lengths else 0.0
+        z = (
+            (token_count_by_trajectory[traj_uid] - float(np.mean(success_lengths))) / std
+            if std
+            else 0.0
+        )
         # sigmoid(z). ``exp(-z)`` would overflow for a trajectory much shorter than the successes.
-        relative_lengths[trajectory] = (1 + math.tanh(z / 2)) / 2
+        relative_lengths[traj_uid] = (1 + math.tanh(z / 2)) / 2
     return relative_lengths

@@ -72,10 +72,10 @@ def compute_weighted_sum(
     """
     missing_names = [name for name in weights if name not in rewards]
     if missing_names:
-        available = ", ".join(sorted(rewards)) or "none"
+        available_names = ", ".join(sorted(rewards)) or "none"
         raise ValueError(
             f"{source}: reward_model.weights names {missing_names[0]!r}, which it did not return; "
-            f"allowed: {available}; fix: name one of them, or return it"
+            f"allowed: {available_names}; fix: name one of them, or return it"
         )
     return sum(weight * rewards[name] for name, weight in weights.items())
 

@@ -30,7 +30,7 @@ from verl.utils.chat_template import (
     make_content_placeholder,
     make_placeholder_messages,
 )
-from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTextEncoder
+from verl.utils.chat_tokens import MAX_CACHED_TEXTS, TOKEN_SPLIT_CHARACTER, ChatTextEncoder
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_LIKE_TOKEN_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
@@ -117,7 +117,7 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
 
 def remove_escape_characters(text: str) -> str:
     """Return ``text`` without the invisible characters of ``ChatBridge.escape_added_tokens``."""
-    return text.replace(CUT, "")
+    return text.replace(TOKEN_SPLIT_CHARACTER, "")
 
 
 class ChatBridge:
@@ -141,10 +141,10 @@ class ChatBridge:
             tokenizer, self.template
         )
         self.end_ids = find_stop_token_ids(tokenizer)
-        self._tokens = ChatTextEncoder(tokenizer, self._collect_template_text())
+        self._text_encoder = ChatTextEncoder(tokenizer, self._collect_template_text())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
-        self.turn_closing_text = self._tokens.find_control_text_at_start(self._turn_end_text)
-        self.encode = self._tokens.encode
+        self.turn_closing_text = self._text_encoder.find_control_text_at_start(self._turn_end_text)
+        self.encode = self._text_encoder.encode
         self.encode_turn = lru_cache(MAX_CACHED_TEXTS)(self._encode_turn)
 
     def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -161,16 +161,16 @@ class ChatBridge:
         Control tokens in contents are replaced by marks, which ``encode`` encodes as plain text.
         Raises the errors of the template (``RENDER_ERRORS``).
         """
-        marked = [self._mark_nested_control_tokens(message) for message in messages]
+        marked_messages = [self._mark_nested_control_tokens(message) for message in messages]
         return self.template.render(
-            marked,
+            marked_messages,
             add_generation_prompt=add_generation_prompt,
             tools=self._mark_nested_control_tokens(tools),
         )
 
-    def restore_control_tokens(self, marked: str) -> str:
-        """Return ``marked`` with the marks of ``render_with_token_marks`` as control tokens."""
-        return self._tokens.restore_control_tokens(marked)
+    def restore_control_tokens(self, marked_text: str) -> str:
+        """Replace the marks of ``render_with_token_marks`` in ``marked_text`` by control tokens."""
+        return self._text_encoder.restore_control_tokens(marked_text)
 
     def compute_added_prompt_ids(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, next_prompt: str
@@ -187,10 +187,12 @@ class ChatBridge:
         # Compare marked texts, in which text of a user never equals a control token of the
         # template.
         if next_prompt.startswith(last_prompt):
-            after_prompt = next_prompt[len(last_prompt) :]
-            if self.restore_control_tokens(after_prompt).startswith(reply):
-                reply_length = self._tokens.convert_to_marked_length(after_prompt, len(reply))
-                added_ids = self._tokens.encode_tail_in_context(
+            text_after_prompt = next_prompt[len(last_prompt) :]
+            if self.restore_control_tokens(text_after_prompt).startswith(reply):
+                reply_length = self._text_encoder.convert_to_marked_length(
+                    text_after_prompt, len(reply)
+                )
+                added_ids = self._text_encoder.encode_tail_in_context(
                     next_prompt, len(last_prompt) + reply_length
                 )
                 if added_ids is not None:
@@ -204,10 +206,10 @@ class ChatBridge:
         They are unchanged if the template has a system role.
         """
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
-        if not has_system or self.template.takes_system:
+        if not has_system or self.template.renders_system_message:
             return list(messages)
-        system, user_message, *later_messages = messages
-        text = f"{system['content']}\n\n{user_message['content']}"
+        system_message, user_message, *later_messages = messages
+        text = f"{system_message['content']}\n\n{user_message['content']}"
         return [{**user_message, "content": text}, *later_messages]
 
     def adapt_messages_to_template(self, messages: Sequence[Message]) -> list[Message]:
@@ -227,8 +229,10 @@ class ChatBridge:
         tokens do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
         """
         texts = [message["content"] for message in messages]
-        mark_control_tokens = self._tokens.mark_control_tokens
-        return not any(CUT in text or mark_control_tokens(text) != text for text in texts)
+        mark_control_tokens = self._text_encoder.mark_control_tokens
+        return not any(
+            TOKEN_SPLIT_CHARACTER in text or mark_control_tokens(text) != text for text in texts
+        )
 
     def make_inter_turn_tokens(
         self, sampled_ids: Sequence[int], observation: str
@@ -238,9 +242,9 @@ class ChatBridge:
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
         ``ids_before``.
         """
-        before_text, after_text = self.template.render_between_turns()
+        text_before_observation, text_after_observation = self.template.render_between_turns()
         messages = make_placeholder_messages("user", "assistant", "user")
-        messages[2]["content"] = self._tokens.mark_control_tokens(observation)
+        messages[2]["content"] = self._text_encoder.mark_control_tokens(observation)
         text = self.template.render(messages)
         text_after_turn = text.partition(make_content_placeholder(1))[2]
         end_ids = (self.end_of_turn_id, self.history_end_id)
@@ -248,26 +252,28 @@ class ChatBridge:
         if has_sampled_end and text_after_turn.startswith(self.turn_closing_text):
             # Encode the text together with the sampled end-of-turn token, then drop that token.
             closing_text = self.turn_closing_text.lstrip()
-            ids, before = (
+            ids, ids_before = (
                 self.encode(closing_text + text[len(self.turn_closing_text) :])[1:]
-                for text in (text_after_turn, before_text)
+                for text in (text_after_turn, text_before_observation)
             )
         else:
-            ids, before = map(self._encode_template_continuation, (text_after_turn, before_text))
-        after = self._encode_template_continuation(after_text)
-        observation_start, observation_end = len(before), len(ids) - len(after)
+            ids, ids_before = map(
+                self._encode_template_continuation, (text_after_turn, text_before_observation)
+            )
+        ids_after = self._encode_template_continuation(text_after_observation)
+        observation_start, observation_end = len(ids_before), len(ids) - len(ids_after)
         if (
             observation_start > observation_end
-            or ids[:observation_start] != before
-            or ids[observation_end:] != after
+            or ids[:observation_start] != ids_before
+            or ids[observation_end:] != ids_after
         ):
             # Some token covers both template text and observation, so no split is possible.
             return InterTurnTokens(ids, (), ())
-        return InterTurnTokens(before, ids[observation_start:observation_end], after)
+        return InterTurnTokens(ids_before, ids[observation_start:observation_end], ids_after)
 
     def _encode_template_continuation(self, text: str) -> tuple[int, ...]:
         """Return the ids of template ``text`` that follows other text."""
-        return self.encode(text, is_continuation=self._tokens.pattern.match(text) is None)
+        return self.encode(text, is_continuation=self._text_encoder.pattern.match(text) is None)
 
     def _encode_turn(self, text: str, is_rendered: bool = True) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
@@ -279,9 +285,9 @@ class ChatBridge:
         """
         messages = make_placeholder_messages("user", "assistant")
         prompt = self.template.render(messages[:1])
-        marked = self._tokens.mark_control_tokens(text)
-        messages[1]["content"] = marked
-        conversation_text, closing_text = prompt + marked, ""
+        marked_text = self._text_encoder.mark_control_tokens(text)
+        messages[1]["content"] = marked_text
+        conversation_text, closing_text = prompt + marked_text, ""
         if is_rendered:
             conversation_text = self.template.render(messages, add_generation_prompt=False)
             closing_text = self.template.render_conversation_end()
@@ -292,7 +298,9 @@ class ChatBridge:
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
         turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
-        ids = self._tokens.encode_following_text(prompt, turn_text + self.sampled_closing_text)
+        ids = self._text_encoder.encode_following_text(
+            prompt, turn_text + self.sampled_closing_text
+        )
         if self.sampled_closing_text and ids[-1] != self.end_of_turn_id:
             raise UnsupportedTemplateError(
                 "the tokenizer does not encode its end of turn "
@@ -305,7 +313,7 @@ class ChatBridge:
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text, with control tokens as plain text."""
-        return self.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
+        return self.encode(self._text_encoder.mark_control_tokens(text), is_continuation=True)
 
     def encode_template_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
@@ -325,13 +333,14 @@ class ChatBridge:
     def escape_added_tokens(self, text: str) -> str:
         """Insert an invisible character into control tokens and tags, which are then plain text."""
         return self._added_token_pattern.sub(
-            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
+            lambda match: f"{match[0][0]}{TOKEN_SPLIT_CHARACTER}{match[0][1:]}",
+            remove_escape_characters(text),
         )
 
     def _mark_nested_control_tokens(self, content: object) -> Any:
         """Return ``content`` with the control tokens in all its texts marked, at any depth."""
         if isinstance(content, str):
-            return self._tokens.mark_control_tokens(content)
+            return self._text_encoder.mark_control_tokens(content)
         if isinstance(content, Mapping):
             return {key: self._mark_nested_control_tokens(item) for key, item in content.items()}
         if isinstance(content, list | tuple):
@@ -345,21 +354,21 @@ class ChatBridge:
         Added tokens that are words are not part of it: the tokenizer of a small policy may add
         words of its environment.
         """
-        contents = {
+        token_contents = {
             token.content
             for token_id, token in self.tokenizer.added_tokens_decoder.items()
-            if token_id in self._tokens.control_ids
+            if token_id in self._text_encoder.control_ids
             or TAG_LIKE_TOKEN_PATTERN.fullmatch(token.content)
         }
         # A token of one character cannot be split.
-        texts = [text for text in contents if text.strip() and len(text) > 1]
+        texts = [text for text in token_contents if text.strip() and len(text) > 1]
         texts_longest_first = sorted(texts, key=lambda text: (-len(text), text))
         return re.compile("|".join(map(re.escape, texts_longest_first)) or "(?!)")
 
     def _collect_template_text(self) -> str:
         """Return all text that the template writes around the messages of a conversation."""
-        pieces = self.template.split_pieces(("user",))
-        texts = [piece for piece in pieces if isinstance(piece, str)]
+        template_pieces = self.template.split_pieces(("user",))
+        texts = [piece for piece in template_pieces if isinstance(piece, str)]
         with contextlib.suppress(UnsupportedTemplateError):
             texts += self.template.render_between_turns()
         return "".join([*texts, self._turn_end_text, self.sampled_closing_text])
@@ -378,7 +387,7 @@ class PlainBridge:
         self.end_ids = find_stop_token_ids(tokenizer)
         # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
         is_transformers = hasattr(tokenizer, "added_tokens_decoder")
-        self._tokens = ChatTextEncoder(tokenizer, "") if is_transformers else None
+        self._text_encoder = ChatTextEncoder(tokenizer, "") if is_transformers else None
         self._decode_options = (
             {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
             if is_transformers
@@ -391,11 +400,11 @@ class PlainBridge:
         The BOS token comes first if a tokenizer of transformers adds one.
         """
         text = "\n".join(message["content"] for message in messages)
-        if self._tokens is None:
+        if self._text_encoder is None:
             return list(self._encode(text))
         return [
             *self._find_start_tokens(),
-            *self._tokens.encode(self._tokens.mark_control_tokens(text)),
+            *self._text_encoder.encode(self._text_encoder.mark_control_tokens(text)),
         ]
 
     def make_inter_turn_tokens(
@@ -410,14 +419,16 @@ class PlainBridge:
         return self.tokenizer.decode(turn_ids, **self._decode_options)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        if self._tokens is None:
+        if self._text_encoder is None:
             return self._encode(text)
-        return self._tokens.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
+        return self._text_encoder.encode(
+            self._text_encoder.mark_control_tokens(text), is_continuation=True
+        )
 
     def encode_template_text(self, text: str) -> tuple[int, ...]:
-        if self._tokens is None:
+        if self._text_encoder is None:
             return self._encode(text)
-        return self._tokens.encode(text, is_continuation=True)
+        return self._text_encoder.encode(text, is_continuation=True)
 
     def _find_start_tokens(self) -> list[int]:
         """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""

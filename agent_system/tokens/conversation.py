@@ -43,11 +43,11 @@ class TokenLimits:
         Example: ``TokenLimits(max_response=10, max_turn=4)`` allows a turn after 6 response tokens,
         but not after 7.
         """
-        response_with_turn = response_length + self.max_turn + self.reserved
+        required_response_length = response_length + self.max_turn + self.reserved
         return (
             prompt_length <= self.max_prompt
-            and response_with_turn <= self.max_response
-            and prompt_length + response_with_turn <= self.max_total
+            and required_response_length <= self.max_response
+            and prompt_length + required_response_length <= self.max_total
         )
 
 
@@ -101,8 +101,10 @@ class TokenConversation:
                 append_user_text(self._opening_messages, text)
             )
             return self.add_prompt(first_prompt, turn, episode)
-        bridge = self._bridge.make_inter_turn_tokens(self.ledger.all_segments[-1].ids, text)
-        return self.add_inter_turn_tokens(bridge, turn, episode)
+        inter_turn_tokens = self._bridge.make_inter_turn_tokens(
+            self.ledger.all_segments[-1].ids, text
+        )
+        return self.add_inter_turn_tokens(inter_turn_tokens, turn, episode)
 
     def add_prompt(self, ids: Sequence[int], turn: int, episode: int = 0) -> bool:
         """Add the first prompt. Return False, adding nothing, if no turn would fit after it."""
@@ -116,9 +118,9 @@ class TokenConversation:
     ) -> bool:
         """Add tokens in front of ``turn``. Return False, adding nothing, if it would not fit."""
         # The response starts at the end of the first prompt, so it includes a forced prefix.
-        prompt = self.ledger.all_segments[0].end_position
-        response = len(self.ledger) - prompt + len(inter_turn_tokens.all_ids)
-        if not self.limits.allows_turn(prompt, response):
+        prompt_length = self.ledger.all_segments[0].end_position
+        response_length = len(self.ledger) - prompt_length + len(inter_turn_tokens.all_ids)
+        if not self.limits.allows_turn(prompt_length, response_length):
             return False
         inter_turn_tokens.append_to(self.ledger, turn, episode)
         return True

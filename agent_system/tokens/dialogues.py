@@ -45,13 +45,13 @@ class SampledReplyMessage:
 
     ``message`` is the reply as the chat template expects it. A client receives ``content`` and
     ``thought``. An assistant message of a later request is recognised as this reply by its content,
-    which is one of ``texts``, or by ``content`` and ``thought``. An assistant message with tool
-    calls must have the calls of ``message``, the same ``thought``, and ``content`` or a beginning
-    of ``content``.
+    which is one of ``quotable_texts``, or by ``content`` and ``thought``. An assistant message with
+    tool calls must have the calls of ``message``, the same ``thought``, and ``content`` or a
+    beginning of ``content``.
     """
 
     messages: list[Message]
-    texts: tuple[str, ...]
+    quotable_texts: tuple[str, ...]  # contents by which a later request can quote the reply
     message: Message
     content: str
     thought: str = ""
@@ -60,16 +60,17 @@ class SampledReplyMessage:
         if message["role"] != "assistant":
             return False
         content, thought = message["content"], message.get(THOUGHT_KEY, "")
-        if content in self.texts and not thought and "tool_calls" not in message:
+        if content in self.quotable_texts and not thought and "tool_calls" not in message:
             return True
         # Compare JSON: in Python, True equals 1.
-        calls, sampled_calls = (
-            json.dumps(list_tool_calls(one), sort_keys=True) for one in (message, self.message)
+        calls_text, sampled_calls_text = (
+            json.dumps(list_tool_calls(compared_message), sort_keys=True)
+            for compared_message in (message, self.message)
         )
         has_content = content == self.content or (
             "tool_calls" in message and self.content.startswith(content)
         )
-        return has_content and thought == self.thought and calls == sampled_calls
+        return has_content and thought == self.thought and calls_text == sampled_calls_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class _PendingMessages:
 
     messages: list[Message]
     prompt_messages: list[Message]
-    shown: list[Message]
+    shown: list[Message]  # new messages among ``prompt_messages``
     prompt: str = ""
     tools: Tools = ()
 
@@ -122,16 +123,16 @@ class Dialogue:
         self._is_abandoned = False
 
     def abandon_reply(self) -> None:
-        """Allow an equal request to get the reply to the last messages, whose caller is gone."""
+        """Mark the pending reply as abandoned by its caller. An equal request may then get it."""
         self._is_abandoned = True
 
     def reclaim_abandoned_reply(self, messages: Sequence[Message], tools: Tools) -> bool:
         """Return True if the abandoned reply answers ``messages``; the caller then waits for it."""
         pending = self._pending
-        is_equal = list(messages) == pending.messages and list(tools) == list(pending.tools)
-        is_taken_up = self._is_abandoned and is_equal
-        self._is_abandoned = self._is_abandoned and not is_equal
-        return is_taken_up
+        is_same_request = list(messages) == pending.messages and list(tools) == list(pending.tools)
+        is_reclaimed = self._is_abandoned and is_same_request
+        self._is_abandoned = self._is_abandoned and not is_same_request
+        return is_reclaimed
 
     @property
     def last_prompt(self) -> str:
@@ -149,7 +150,7 @@ class Dialogue:
         return self.answers[-1].matches_message(messages[-2])
 
     def add_reply(
-        self, sampled: SampledReply, step: int, text: str, stop: tuple[str, ...] = ()
+        self, sampled_reply: SampledReply, step: int, text: str, stop: tuple[str, ...] = ()
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
@@ -157,23 +158,23 @@ class Dialogue:
         the part before the first of the ``stop`` strings.
         """
         pending = self._pending
-        segment = self.conversation.add_turn(sampled, step)
+        segment = self.conversation.add_turn(sampled_reply, step)
         text_before_stop = cut_at_stop(text, stop)
         content, thought = text_before_stop, ""
         message: Message = {"role": "assistant", "content": content}
         if self._reader is not None:
-            ids = self.conversation.ledger.token_ids[self._prompt_length :]
-            self.last_reply = self._reader.decode(ids)
+            reply_ids = self.conversation.ledger.token_ids[self._prompt_length :]
+            self.last_reply = self._reader.decode(reply_ids)
             # A truncated reply has no tool calls, because the rest of a call may be missing.
-            tools = () if sampled.stop_reason is StopReason.LENGTH else pending.tools
+            tools = () if sampled_reply.stop_reason is StopReason.LENGTH else pending.tools
             message = self._reader.parse_reply(
                 pending.prompt_messages, pending.prompt, self.last_reply, tools, self._call_numbers
             )
             thought = find_thought(message) if self._reader.thought_keys else ""
-            whole = self._reader.thought_opening_tag + text
-            # A client gets the unchanged text if the message is the text, or if it has a thought
-            # that no later request may have.
-            is_parsed = message["content"].strip() != whole.strip()
+            whole_reply = self._reader.thought_opening_tag + text
+            # The client gets the unchanged text if parsing removed nothing, or if it removed a
+            # thought that the client cannot send back in a later request.
+            is_parsed = message["content"].strip() != whole_reply.strip()
             if "tool_calls" in message or (is_parsed and find_thought(message) == thought):
                 content = cut_at_stop(message["content"], stop)
         thought = cut_at_stop(thought, stop)
@@ -248,8 +249,15 @@ class EpisodeDialogues:
                 return dialogue
         if self._reader is not None:
             return self._open_rendered_dialogue(messages, step, tools, limits)
-        candidates = self._dialogues if self.history == "append" else []
-        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
+        continuable_dialogues = self._dialogues if self.history == "append" else []
+        dialogue = next(
+            (
+                candidate
+                for candidate in continuable_dialogues
+                if candidate.is_continued_by(messages)
+            ),
+            None,
+        )
         if dialogue is None:
             conversation = TokenConversation(self._bridge, limits, messages[:-1])
             # Check before adding the ledger, because every ledger becomes a row of the batch.
@@ -271,15 +279,15 @@ class EpisodeDialogues:
         messages and results of tool calls are escaped, because they may contain text of an
         environment.
         """
-        most_tokens = min(
+        max_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response
         )
-        characters = sum(len(m["content"]) + len(m.get(THOUGHT_KEY, "")) for m in messages)
-        characters += len(json.dumps([tools, *map(list_tool_calls, messages)]))
-        if characters > MAX_CHARACTERS_PER_TOKEN * most_tokens:
+        num_characters = sum(len(m["content"]) + len(m.get(THOUGHT_KEY, "")) for m in messages)
+        num_characters += len(json.dumps([tools, *map(list_tool_calls, messages)]))
+        if num_characters > MAX_CHARACTERS_PER_TOKEN * max_tokens:
             return None
-        escaped = [self._escape_observation(message) for message in messages]
-        return self.open_dialogue(escaped, step, tools)
+        escaped_messages = [self._escape_observation(message) for message in messages]
+        return self.open_dialogue(escaped_messages, step, tools)
 
     def _open_rendered_dialogue(
         self, messages: list[Message], step: int, tools: Tools, limits: TokenLimits
@@ -289,53 +297,59 @@ class EpisodeDialogues:
             [self._restore_sampled_reply(messages, index) for index in range(len(messages))]
         )
         try:
-            marked = self._bridge.render_with_token_marks(prompt_messages, tools)
+            marked_prompt = self._bridge.render_with_token_marks(prompt_messages, tools)
         except RENDER_ERRORS as error:
             roles = [message["role"] for message in prompt_messages]
             raise UnsupportedTemplateError(
                 f"the chat template refuses messages of roles {roles}: {error}"
             ) from error
         for dialogue in reversed(self._dialogues):
-            bridge = self._compute_added_tokens(dialogue, messages, marked)
+            inter_turn_tokens = self._compute_added_tokens(dialogue, messages, marked_prompt)
             dialogue.conversation.limits = limits
             # A row without space for the turn is not continued: the turn begins a new row.
-            if bridge is not None and dialogue.conversation.add_inter_turn_tokens(bridge, step):
-                shown = _merge_new_messages(prompt_messages)
+            if inter_turn_tokens is not None and dialogue.conversation.add_inter_turn_tokens(
+                inter_turn_tokens, step
+            ):
+                new_messages = _merge_new_messages(prompt_messages)
                 dialogue.set_pending_messages(
-                    _PendingMessages(messages, prompt_messages, shown, marked, tools)
+                    _PendingMessages(messages, prompt_messages, new_messages, marked_prompt, tools)
                 )
                 return dialogue
         conversation = TokenConversation(self._bridge, limits)
-        if not conversation.add_prompt(self._bridge.encode(marked), step):
+        if not conversation.add_prompt(self._bridge.encode(marked_prompt), step):
             return None
-        pending = _PendingMessages(messages, prompt_messages, prompt_messages, marked, tools)
+        pending = _PendingMessages(messages, prompt_messages, prompt_messages, marked_prompt, tools)
         return self._add_dialogue(conversation, pending)
 
     def _compute_added_tokens(
-        self, dialogue: Dialogue, messages: list[Message], marked: str
+        self, dialogue: Dialogue, messages: list[Message], marked_prompt: str
     ) -> InterTurnTokens | None:
         """Return the tokens that a new prompt adds to the row (token sequence) of ``dialogue``.
 
-        ``marked`` is the rendered prompt, with marks in place of control tokens. Return None if the
-        prompt does not begin with the tokens of the row.
+        ``marked_prompt`` is the rendered prompt, with marks in place of control tokens. Return None
+        if the prompt does not begin with the tokens of the row.
         """
         if dialogue.is_pending:
             return None
         ledger = dialogue.conversation.ledger
         added_ids = self._bridge.compute_added_prompt_ids(
-            ledger.token_ids, dialogue.last_prompt, dialogue.last_reply, marked
+            ledger.token_ids, dialogue.last_prompt, dialogue.last_reply, marked_prompt
         )
         if not added_ids:
             return None
         # The bridge of ``append`` history separates the observation from template text. Use it only
         # if its tokens equal ``added_ids``.
         try:
-            bridge = self._bridge.make_inter_turn_tokens(
+            inter_turn_tokens = self._bridge.make_inter_turn_tokens(
                 ledger.all_segments[-1].ids, messages[-1]["content"]
             )
         except UnsupportedTemplateError:
             return InterTurnTokens(added_ids, (), ())
-        return bridge if bridge.all_ids == added_ids else InterTurnTokens(added_ids, (), ())
+        return (
+            inter_turn_tokens
+            if inter_turn_tokens.all_ids == added_ids
+            else InterTurnTokens(added_ids, (), ())
+        )
 
     def _restore_sampled_reply(self, messages: list[Message], index: int) -> Message:
         """Return message ``index`` in the form that the chat template needs.
@@ -348,21 +362,21 @@ class EpisodeDialogues:
         if message["role"] != "assistant":
             return message
         for dialogue in self._dialogues:
-            for answer in dialogue.answers:
+            for sampled_reply in dialogue.answers:
                 if (
-                    len(answer.messages) == index
-                    and answer.matches_message(message)
-                    and answer.messages == messages[:index]
+                    len(sampled_reply.messages) == index
+                    and sampled_reply.matches_message(message)
+                    and sampled_reply.messages == messages[:index]
                 ):
-                    return answer.message
+                    return sampled_reply.message
         if self._reader is None:
             return message
-        restored = {key: value for key, value in message.items() if key != THOUGHT_KEY}
+        adapted_message = {key: value for key, value in message.items() if key != THOUGHT_KEY}
         if THOUGHT_KEY in message and self._reader.thought_keys:
-            restored[self._reader.thought_keys[0]] = message[THOUGHT_KEY]
+            adapted_message[self._reader.thought_keys[0]] = message[THOUGHT_KEY]
         if "tool_calls" in message:
-            restored["tool_calls"] = self._reader.format_tool_calls(list_tool_calls(message))
-        return restored
+            adapted_message["tool_calls"] = self._reader.format_tool_calls(list_tool_calls(message))
+        return adapted_message
 
     def _add_dialogue(self, conversation: TokenConversation, pending: _PendingMessages) -> Dialogue:
         dialogue = Dialogue(
@@ -408,6 +422,6 @@ def _parse_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
 
 def _merge_new_messages(prompt_messages: list[Message]) -> list[Message]:
     """Return the messages after the last reply as one message, in a list."""
-    last_reply = max(i for i, m in enumerate(prompt_messages) if m["role"] == "assistant")
-    new_messages = prompt_messages[last_reply + 1 :]
+    last_reply_index = max(i for i, m in enumerate(prompt_messages) if m["role"] == "assistant")
+    new_messages = prompt_messages[last_reply_index + 1 :]
     return [{**new_messages[0], "content": "\n".join(m["content"] for m in new_messages)}]

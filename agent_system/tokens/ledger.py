@@ -50,7 +50,7 @@ class Segment:
     episode: int = 0  # number of the episode in its trial
     policy_version: int | None = None  # version of the weights that sampled the tokens
     stop_reason: StopReason | None = None
-    retokenized: bool = False
+    retokenized: bool = False  # True: encoded from text instead of sampled
 
     @property
     def end_position(self) -> int:
@@ -71,11 +71,11 @@ class SegmentArrays:
 
     ids: np.ndarray
     logprobs: np.ndarray
-    table: np.ndarray
+    table: np.ndarray  # [S, 8], one row per segment
 
     @classmethod
     def from_segments(cls, segments: Sequence[Segment]) -> "SegmentArrays":
-        lines = [
+        table_rows = [
             (
                 _KINDS_BY_CODE.index(segment.kind),
                 len(segment.ids),
@@ -93,31 +93,42 @@ class SegmentArrays:
         return cls(
             np.array(list(chain.from_iterable(s.ids for s in segments)), dtype=np.int32),
             np.array(list(chain.from_iterable(s.logprobs for s in segments)), dtype=np.float64),
-            np.array(lines, dtype=np.int64).reshape(len(lines), 8),
+            np.array(table_rows, dtype=np.int64).reshape(len(table_rows), 8),
         )
 
     def to_segments(self) -> list[Segment]:
         ids = self.ids.tolist()
         logprobs = self.logprobs.tolist()
         segments: list[Segment] = []
-        first_id = 0
-        first_logprob = 0
-        for kind, length, turn, episode, version, reason, retokenized, count in self.table.tolist():
+        segment_start = 0
+        logprob_start = 0
+        for (
+            kind_code,
+            num_tokens,
+            turn,
+            episode,
+            version,
+            stop_reason_code,
+            retokenized,
+            num_logprobs,
+        ) in self.table.tolist():
             segments.append(
                 Segment(
-                    ids=tuple(ids[first_id : first_id + length]),
-                    kind=_KINDS_BY_CODE[kind],
-                    start=first_id,
-                    logprobs=tuple(logprobs[first_logprob : first_logprob + count]),
+                    ids=tuple(ids[segment_start : segment_start + num_tokens]),
+                    kind=_KINDS_BY_CODE[kind_code],
+                    start=segment_start,
+                    logprobs=tuple(logprobs[logprob_start : logprob_start + num_logprobs]),
                     turn=turn,
                     episode=episode,
                     policy_version=None if version == _NONE_CODE else version,
-                    stop_reason=None if reason == _NONE_CODE else _STOP_REASONS_BY_CODE[reason],
+                    stop_reason=None
+                    if stop_reason_code == _NONE_CODE
+                    else _STOP_REASONS_BY_CODE[stop_reason_code],
                     retokenized=bool(retokenized),
                 )
             )
-            first_id += length
-            first_logprob += count
+            segment_start += num_tokens
+            logprob_start += num_logprobs
         return segments
 
     @property
@@ -131,8 +142,8 @@ class SegmentArrays:
 
     def turn_ids(self) -> np.ndarray:
         """Return ``[N]``: the turn of every token of an agent segment, -1 for other tokens."""
-        turns = np.where(self.table[:, 0] == _AGENT_CODE, self.table[:, 2], -1)
-        return np.repeat(turns, self.table[:, 1])
+        turn_by_segment = np.where(self.table[:, 0] == _AGENT_CODE, self.table[:, 2], -1)
+        return np.repeat(turn_by_segment, self.table[:, 1])
 
     def token_logprobs(self) -> np.ndarray:
         """Return ``[N]``: the log-prob of every sampled token, 0.0 for all other tokens."""
@@ -149,11 +160,11 @@ class SegmentArrays:
 
     def count_tokens_by_version(self) -> Counter[int]:
         """Count the agent's tokens by known policy version."""
-        token_counts = Counter[int]()
+        token_count_by_version = Counter[int]()
         for kind_code, length, _, _, version, *_ in self.table.tolist():
             if kind_code == _AGENT_CODE and version >= 0:
-                token_counts[version] += length
-        return token_counts
+                token_count_by_version[version] += length
+        return token_count_by_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +172,15 @@ class TokenArrays:
     """Tokens of a ledger with one value per token [N], from which rows are made.
 
     ``turn_ids`` is -1 for tokens that were not sampled, and for summaries. ``log_probs`` is 0.0 for
-    tokens that were not sampled. ``version_counts``: sampled tokens by policy version.
+    tokens that were not sampled. ``token_count_by_version``: number
+    of sampled tokens by the version of the weights that sampled them.
     """
 
     ids: np.ndarray
     is_sampled: np.ndarray
     turn_ids: np.ndarray
     log_probs: np.ndarray
-    version_counts: Counter[int]
+    token_count_by_version: Counter[int]
     has_retokenized_tokens: bool
 
 

@@ -46,9 +46,9 @@ SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
 SAMPLE_TOOLS = [make_tool_schema(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
 SAMPLE_RESULT = "xRESULTx"
 SAMPLE_THOUGHT = "xTHOUGHTx"
-QUESTION: Message = {"role": "user", "content": "Hello."}
+SAMPLE_QUESTION: Message = {"role": "user", "content": "Hello."}
 # Formats of a template without tools.
-NAMES_WITHOUT_TOOLS = ("response_template", *TAGGED_CONTENT)
+FORMATS_WITHOUT_TOOLS = ("response_template", *TAGGED_CONTENT)
 
 
 class ReplyReader:
@@ -62,7 +62,7 @@ class ReplyReader:
     def __init__(self, bridge: ChatBridge) -> None:
         self._bridge = bridge
         end_texts = [bridge.decode_exactly([token]) for token in sorted(bridge.end_ids)]
-        self._ends = "|".join(map(re.escape, filter(None, end_texts))) or "(?!)"
+        self._end_pattern = "|".join(map(re.escape, filter(None, end_texts))) or "(?!)"
         self._arguments_are_text = False
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -90,7 +90,8 @@ class ReplyReader:
             key
             for key in TEMPLATE_THOUGHT_KEYS
             if any(
-                SAMPLE_THOUGHT in self._render([QUESTION], {**turn, key: SAMPLE_THOUGHT}, tools)
+                SAMPLE_THOUGHT
+                in self._render([SAMPLE_QUESTION], {**turn, key: SAMPLE_THOUGHT}, tools)
                 for turn, tools in zip(turns, ((), SAMPLE_TOOLS), strict=True)
             )
         ]
@@ -109,46 +110,57 @@ class ReplyReader:
         ``ChatBridge.render_with_token_marks``. Tool calls are read only if there are ``tools``.
         Calls without a sampled id get one with the next of ``call_numbers``.
         """
-        text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
-        expected = self._bridge.restore_control_tokens(prompt) + text
-        whole: Message = {"role": "assistant", "content": self.thought_opening_tag + text}
+        text = re.sub(rf"(?:{self._end_pattern})+\Z", "", reply)
+        expected_text = self._bridge.restore_control_tokens(prompt) + text
+        unsplit_message: Message = {"role": "assistant", "content": self.thought_opening_tag + text}
         parsed_messages = [
             *self._parse_in_model_family_format(reply, tools),
-            *self._split_thought(whole["content"]),
+            *self._split_thought(unsplit_message["content"]),
         ]
         used_ids = {call["id"] for m in messages for call in m.get("tool_calls", ())}
         id_format = CALL_IDS.get(self.tool_format or "", CALL_ID)
         parsed_calls = [m.get("tool_calls", []) for m in parsed_messages]
-        names = {call["function"]["name"] for call in itertools.chain(*parsed_calls)}
+        function_names = {call["function"]["name"] for call in itertools.chain(*parsed_calls)}
         free_numbers = (
             number
             for number in call_numbers or itertools.count()
-            if used_ids.isdisjoint(id_format.format(name=name, number=number) for name in names)
+            if used_ids.isdisjoint(
+                id_format.format(name=name, number=number) for name in function_names
+            )
         )
-        numbers = list(itertools.islice(free_numbers, max(map(len, parsed_calls), default=0)))
+        unused_numbers = list(
+            itertools.islice(free_numbers, max(map(len, parsed_calls), default=0))
+        )
         candidates = [
             message
             for parsed in parsed_messages
-            for message_with_ids in _iterate_call_id_variants(parsed, used_ids, id_format, numbers)
+            for message_with_ids in _iterate_call_id_variants(
+                parsed, used_ids, id_format, unused_numbers
+            )
             for message in self._iterate_thought_key_variants(message_with_ids)
         ]
         # A call may be written in another way than the template writes it. Then no message is
         # rendered as the sampled text, and the next prompt begins a new row.
-        calls = [message for message in candidates if message.get("tool_calls")]
-        texts = [message for message in candidates if not message.get("tool_calls")]
+        messages_with_calls = [message for message in candidates if message.get("tool_calls")]
+        messages_without_calls = [
+            message for message in candidates if not message.get("tool_calls")
+        ]
         # A template may write white space between the generation prompt and the content.
-        texts += [whole, {**whole, "content": whole["content"].strip()}]
+        messages_without_calls += [
+            unsplit_message,
+            {**unsplit_message, "content": unsplit_message["content"].strip()},
+        ]
         return (
-            self._choose_message(calls, messages, expected, tools)
-            or self._choose_message(texts, messages, expected, tools)
-            or whole
+            self._choose_message(messages_with_calls, messages, expected_text, tools)
+            or self._choose_message(messages_without_calls, messages, expected_text, tools)
+            or unsplit_message
         )
 
     def _choose_message(
         self,
         candidates: Sequence[Message],
         messages: Sequence[Message],
-        expected: str,
+        expected_text: str,
         tools: Tools,
     ) -> Message | None:
         """Return the best candidate after ``messages``, or None.
@@ -156,7 +168,7 @@ class ReplyReader:
         ``candidates`` are forms of the same reply, with its thought in a key or in the content. The
         best one is the first that fulfils one of these conditions, in this order:
 
-        1. The template renders it as ``expected``.
+        1. The template renders it as ``expected_text``.
         2. Its thought has a key, and the template shows thought and content, for example with other
            white space.
         3. Its thought has a key, and the template shows only the content. Kimi's templates do so
@@ -165,31 +177,39 @@ class ReplyReader:
         4. Its thought is in the content, and the template shows thought and content.
         5. It has calls, and the template renders it.
         """
-        shown: list[Message] = []
-        without_thought: list[Message] = []
-        rendered_calls: list[Message] = []
+        completely_shown: list[Message] = []
+        shown_without_thought: list[Message] = []
+        rendered_call_messages: list[Message] = []
         for message in candidates:
             rendered = self._render(messages, message, tools)
-            if rendered.startswith(expected):
+            if rendered.startswith(expected_text):
                 return message
             parts = [find_thought(message), message["content"]]
             if rendered and all(part.strip() in rendered for part in parts):
-                shown.append(message)
+                completely_shown.append(message)
             elif rendered and parts[0] and self.thought_keys and parts[1].strip() in rendered:
-                without_thought.append(message)
+                shown_without_thought.append(message)
             if rendered and message.get("tool_calls"):
-                rendered_calls.append(message)
-        split = [message for message in shown if find_thought(message)]
-        return next(iter(split + without_thought + shown + rendered_calls), None)
+                rendered_call_messages.append(message)
+        shown_with_thought_key = [message for message in completely_shown if find_thought(message)]
+        return next(
+            iter(
+                shown_with_thought_key
+                + shown_without_thought
+                + completely_shown
+                + rendered_call_messages
+            ),
+            None,
+        )
 
     def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
         try:
-            marked = self._bridge.render_with_token_marks(
+            text_with_marks = self._bridge.render_with_token_marks(
                 [*messages, message], tools, add_generation_prompt=False
             )
         except RENDER_ERRORS:
             return ""
-        return self._bridge.restore_control_tokens(marked)
+        return self._bridge.restore_control_tokens(text_with_marks)
 
     def _split_thought(self, text: str) -> Iterator[Message]:
         """Split a reply that begins with a thought in ``<think>`` tags into thought and content.
@@ -218,7 +238,7 @@ class ReplyReader:
         return templates | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
     def _parse_in_model_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
-        for name in [self.tool_format] if self.tool_format else NAMES_WITHOUT_TOOLS:
+        for name in [self.tool_format] if self.tool_format else FORMATS_WITHOUT_TOOLS:
             if name not in self._templates_by_format:
                 continue
             message = self._parse(name, reply, tools)
@@ -231,9 +251,12 @@ class ReplyReader:
             # A template without a key for thoughts may show them as a part of the content. Calls
             # in the thought are no calls.
             if not self.thought_keys and THOUGHT_KEY in message and "tool_calls" in message:
-                inline = self._parse(name, reply, tools, has_thought=False)
-                if inline is not None and inline.get("tool_calls") == message["tool_calls"]:
-                    yield inline
+                inline_thought_message = self._parse(name, reply, tools, has_thought=False)
+                if (
+                    inline_thought_message is not None
+                    and inline_thought_message.get("tool_calls") == message["tool_calls"]
+                ):
+                    yield inline_thought_message
 
     def _parse(
         self, format_name: str, reply: str, tools: Tools, has_thought: bool = True
@@ -246,7 +269,7 @@ class ReplyReader:
 
         # Built-in formats do not match the tokens that end a turn.
         if format_name != "response_template":
-            reply = re.sub(rf"(?:(?:{self._ends})\s*)+\Z", "", reply)
+            reply = re.sub(rf"(?:(?:{self._end_pattern})\s*)+\Z", "", reply)
         if format_name in CALL_REWRITERS:
             # Calls in a thought are no calls.
             has_thought_first = (self.thought_opening_tag + reply).lstrip().startswith(THINK)
@@ -314,15 +337,15 @@ class ReplyReader:
     def _can_parse_calls(self, format_name: str) -> bool:
         """Return True if the format parses a sample tool call that the template writes."""
         call_id = CALL_IDS.get(format_name, CALL_ID).format(name=SAMPLE_TOOL, number=1)
-        for as_text in (False, True):
-            arguments = json.dumps(SAMPLE_ARGUMENTS) if as_text else SAMPLE_ARGUMENTS
+        for are_arguments_text in (False, True):
+            arguments = json.dumps(SAMPLE_ARGUMENTS) if are_arguments_text else SAMPLE_ARGUMENTS
             with contextlib.suppress(*RENDER_ERRORS):
                 reply = self._render_sample_call(make_tool_call(SAMPLE_TOOL, arguments, call_id))
                 parsed = None if reply is None else self._parse(format_name, reply, SAMPLE_TOOLS)
                 calls = [] if parsed is None else parsed.get("tool_calls", [])
                 functions = [call["function"] for call in calls]
                 if functions == [{"name": SAMPLE_TOOL, "arguments": SAMPLE_ARGUMENTS}]:
-                    self._arguments_are_text = as_text
+                    self._arguments_are_text = are_arguments_text
                     return True
         return False
 
@@ -333,11 +356,11 @@ class ReplyReader:
         """
         render = self._bridge.template.render
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}
-        messages = [QUESTION, turn, {**result, "content": SAMPLE_RESULT}]
+        tool_message: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}
+        messages = [SAMPLE_QUESTION, turn, {**tool_message, "content": SAMPLE_RESULT}]
         shows_result = SAMPLE_RESULT in render(messages, tools=SAMPLE_TOOLS)
-        prompt = render([QUESTION], tools=SAMPLE_TOOLS)
-        text = render([QUESTION, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
+        prompt = render([SAMPLE_QUESTION], tools=SAMPLE_TOOLS)
+        text = render([SAMPLE_QUESTION, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
         # The generation prompt may open a thought. A template may omit this tag in a turn without a
         # thought, so compare with the prompt up to the tag.
         opening = prompt.removesuffix(self.thought_opening_tag).rstrip("\n")
@@ -353,9 +376,9 @@ def find_thought(message: Message) -> str:
 
 
 def _iterate_call_id_variants(
-    message: Message, used_ids: set[str], id_format: str, numbers: Sequence[int]
+    message: Message, used_ids: set[str], id_format: str, unused_numbers: Sequence[int]
 ) -> Iterator[Message]:
-    """Yield ``message`` with the sampled ids of its calls, and with ids of the free ``numbers``.
+    """Yield ``message`` with the sampled ids of its calls, and with ids of ``unused_numbers``.
 
     Sampled ids are used if all are different and none is in ``used_ids``. The template may still
     refuse them, for example because of their length.
@@ -365,10 +388,10 @@ def _iterate_call_id_variants(
     if not calls or (all(ids) and len(ids) == len(calls) and ids.isdisjoint(used_ids)):
         yield message
     if calls:
-        # ``numbers`` suffice for the reading with most calls, so there may be more than calls.
+        # There may be more numbers than calls: they suffice for the candidate with most calls.
         numbered_calls = [
             {**call, "id": id_format.format(name=call["function"]["name"], number=number)}
-            for call, number in zip(calls, numbers, strict=False)
+            for call, number in zip(calls, unused_numbers, strict=False)
         ]
         yield {**message, "tool_calls": numbered_calls}
 

@@ -3,9 +3,9 @@
 Each format follows from the text that the chat templates of the family write:
 
     template    <tool_call>\\n<function=look>\\n<parameter=place>\\ndesk\\n</parameter>\\n...
-    format      begins  "<tool_call> <function={name}>"
-                pair    "<parameter={key}> {value} </parameter>"
-                ends    "</function> </tool_call>"
+    format      opening   "<tool_call> <function={name}>"
+                argument  "<parameter={key}> {value} </parameter>"
+                closing   "</function> </tool_call>"
 
 ``REPLY_FORMATS`` contains the formats as fields of response templates, which transformers reads
 (``tokenizer.parse_response``). Its caller removes the end-of-turn tokens from a reply before.
@@ -79,10 +79,11 @@ class CallFormat:
             ``{id}``, or ``{named_id}``. Empty: the whole reply is one call.
         closing_text: Text after the arguments. Empty: the next call or the end of the reply ends a
             call.
-        around: Texts before the first call and after the last one, if there are such texts.
-        pair: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool gives the
-            type of the value. A space stands for at most one character, because white space may
-            belong to the value. Empty: the arguments are JSON.
+        texts_around_calls: Texts before the first call and after the last one, if there are such
+            texts.
+        argument_template: Text of one argument, with ``{key}`` and ``{value}``. The schema of the
+            tool gives the type of the value. A space stands for at most one character, because
+            white space may belong to the value. Empty: the arguments are JSON.
         arguments_key: Key of the arguments, if they and the name are in one JSON object.
         name_key: Key of the name in this object.
         is_list: True if the text between ``opening_texts`` and ``closing_text`` is a list of such
@@ -92,8 +93,8 @@ class CallFormat:
 
     opening_texts: tuple[str, ...] = ()
     closing_text: str = ""
-    around: tuple[str, str] = ("", "")
-    pair: str = ""
+    texts_around_calls: tuple[str, str] = ("", "")
+    argument_template: str = ""
     arguments_key: str = ""
     name_key: str = "name"
     is_list: bool = False
@@ -101,12 +102,16 @@ class CallFormat:
 
     def make_field(self) -> Field:
         """Return the response template field ``tool_calls`` of this format."""
-        first, last = (rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.around)
-        closing_pattern = rf"{build_regex(self.closing_text)}\s*{last}"
-        opening_pattern = rf"{first}(?:{'|'.join(map(build_regex, self.opening_texts))})\s*"
-        call: Field = {"repeats": True, "transform": self._make_transform()}
-        if self.pair:
-            tag_pattern = build_regex(self.pair, white_space=r"\s?")
+        optional_prefix, optional_suffix = (
+            rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.texts_around_calls
+        )
+        closing_pattern = rf"{build_regex(self.closing_text)}\s*{optional_suffix}"
+        opening_pattern = (
+            rf"{optional_prefix}(?:{'|'.join(map(build_regex, self.opening_texts))})\s*"
+        )
+        call: Field = {"repeats": True, "transform": self._make_call_template()}
+        if self.argument_template:
+            tag_pattern = build_regex(self.argument_template, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
             # Require the text that ends a call: otherwise the parser would accept a truncated
             # call, without some of its arguments.
@@ -117,15 +122,18 @@ class CallFormat:
             call |= {"transform_each": True}
         if not self.opening_texts:
             return call | {"open_pattern": r"\A\s*(?=\{)"}
-        closes = closing_pattern if self.closing_text else f"(?={opening_pattern})"
-        return call | {"open_pattern": opening_pattern, "close_pattern": closes}
+        call_end_pattern = closing_pattern if self.closing_text else f"(?={opening_pattern})"
+        return call | {"open_pattern": opening_pattern, "close_pattern": call_end_pattern}
 
-    def _make_transform(self) -> dict[str, Any]:
+    def _make_call_template(self) -> dict[str, Any]:
         name, arguments = "{name}", "{content}"
         if self.arguments_key:
-            # The parser passes the keys of an object in a list without "content".
-            item = "" if self.is_list else "content."
-            name, arguments = f"{{{item}{self.name_key}}}", f"{{{item}{self.arguments_key}}}"
+            # The parser provides an object as "content", but the keys of a listed object directly.
+            path_prefix = "" if self.is_list else "content."
+            name, arguments = (
+                f"{{{path_prefix}{self.name_key}}}",
+                f"{{{path_prefix}{self.arguments_key}}}",
+            )
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         has_id = any("id}" in text for text in self.opening_texts)
         return call | ({"id": "{id}"} if has_id else {})
@@ -167,14 +175,14 @@ REPLY_FORMATS: dict[str, Fields] = {
         CallFormat(
             ("<tool_call> <function={name}>",),
             "</function> </tool_call>",
-            pair="<parameter={key}> {value} </parameter>",
+            argument_template="<parameter={key}> {value} </parameter>",
         )
     ),
     "glm": make_response_fields(
         CallFormat(
             ("<tool_call>{name}",),
             "</tool_call>",
-            pair="<arg_key>{key}</arg_key> <arg_value>{value}</arg_value>",
+            argument_template="<arg_key>{key}</arg_key> <arg_value>{value}</arg_value>",
         )
     ),
     # {"name": "look", "parameters": {"place": "desk"}}
@@ -207,7 +215,7 @@ REPLY_FORMATS: dict[str, Fields] = {
         CallFormat(
             ('<atem:invoke name="{name}">',),
             "</atem:invoke>",
-            pair='<atem:parameter name="{key}">{value}</atem:parameter>',
+            argument_template='<atem:parameter name="{key}">{value}</atem:parameter>',
         ),
         thought=make_text_field("to=self<|message|>", "<|eom|>"),
         content=make_text_field("to=user<|message|>", "<|eom|>"),

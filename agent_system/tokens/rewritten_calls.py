@@ -28,7 +28,7 @@ PYTHON_NAME_OR_STRING = re.compile(
     r"""(?P<string>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|(?<![\w.-])[^\W\d][\w.-]*(?=\s*[=(])""",
     re.DOTALL,
 )
-ESCAPED_LETTERS = "\\'\"nrtbfu"
+VALID_ESCAPE_LETTERS = "\\'\"nrtbfu"
 # Names of JSON constants. The templates write mappings as JSON, and other values as Python.
 JSON_CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -93,8 +93,8 @@ def _restore_argument_name(name: str | None, names: Mapping[str, str]) -> str:
     """Return the name that the policy wrote instead of the placeholder ``name``.
 
     All names of a call were replaced by placeholders before it was parsed: ``name0`` stands for
-    ``names["name0"]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or no
-    placeholder, as before a comment.
+    ``names["name0"]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or if
+    it is no placeholder because a comment followed it.
     """
     if name is None or name not in names:
         raise ValueError(f"{name!r} is no name of a function or argument")
@@ -105,7 +105,7 @@ def _escape_string(literal: str) -> str:
     """Escape line breaks and single backslashes, which some chat templates write unescaped."""
 
     def escape_pair(match: re.Match[str]) -> str:
-        return match[0] if match[1] in ESCAPED_LETTERS else "\\" + match[0]
+        return match[0] if match[1] in VALID_ESCAPE_LETTERS else "\\" + match[0]
 
     escaped = re.sub(r"\\(.)", escape_pair, literal, flags=re.DOTALL)
     return escaped.replace("\n", "\\n").replace("\r", "\\r")

@@ -60,8 +60,9 @@ class TemplateVerdict(StrEnum):
 class TemplateSupport:
     """Result of the test whether a chat template keeps earlier turns unchanged.
 
-    ``reason`` states why ``append`` does not work. ``takes_system``: the template renders a system
-    message separately. ``refuses_turns``: error for a conversation of several turns, or empty.
+    ``reason`` states why ``append`` does not work. ``renders_system_message``: the template renders
+    a system message separately. ``multi_turn_error``: error for a conversation of several turns, or
+    empty.
 
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. If it does
     not, ``append`` still works, unless the generation prompt ends with ``<think>``. The policy then
@@ -71,8 +72,8 @@ class TemplateSupport:
     verdict: TemplateVerdict
     reason: str = ""
     keeps_thoughts: bool = True
-    takes_system: bool = True
-    refuses_turns: str = ""
+    renders_system_message: bool = True
+    multi_turn_error: str = ""
 
     def check_history_support(self, history: History) -> None:
         """Check that the template supports ``history``.
@@ -88,10 +89,10 @@ class TemplateSupport:
                 "Set env.history=chat or env.history=window, or use a template that keeps earlier "
                 "turns unchanged"
             )
-        if history == "chat" and self.refuses_turns:
+        if history == "chat" and self.multi_turn_error:
             raise UnsupportedTemplateError(
                 "env.history=chat does not work with this chat template: it refuses a "
-                f"conversation of {NUM_PROBED_TURNS} turns ({self.refuses_turns}). "
+                f"conversation of {NUM_PROBED_TURNS} turns ({self.multi_turn_error}). "
                 "Set env.history=window"
             )
 
@@ -104,8 +105,10 @@ class TemplateSupport:
         if self.reason:
             return f"with this template {self.reason}"
         if not self.keeps_thoughts:
-            kept = "append keeps them" if history == "append" else "new row after each thought"
-            return f"the template removes earlier thoughts ({kept})"
+            history_effect = (
+                "append keeps them" if history == "append" else "new row after each thought"
+            )
+            return f"the template removes earlier thoughts ({history_effect})"
         return "the template keeps earlier turns"
 
 
@@ -137,35 +140,35 @@ def _probe_template_support(
     except UnsupportedTemplateError as error:
         return TemplateSupport(TemplateVerdict.UNSUPPORTED, str(error))
     opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
-    make_probe = functools.partial(
+    make_support_result = functools.partial(
         TemplateSupport,
-        takes_system=template.takes_system,
-        refuses_turns=_find_multi_turn_error(template),
+        renders_system_message=template.renders_system_message,
+        multi_turn_error=_find_multi_turn_error(template),
     )
     openings: list[list[Message]] = [[]]
-    if template.takes_system:
+    if template.renders_system_message:
         openings.append([{"role": "system", "content": make_content_placeholder(99)}])
     try:
         template.render_between_turns()
-        plain_problem = _find_first_problem(
+        problem_without_thoughts = _find_first_problem(
             template, openings, lambda i: {"content": make_content_placeholder(i)}
         )
-        thought_problems = [
+        problems_with_thoughts = [
             _find_first_problem(template, openings, build_message)
             for build_message in _list_thought_message_builders(generation_prompt)
         ]
         check_inter_turn_tokens(bridge)
     except UnsupportedTemplateError as error:
-        return make_probe(TemplateVerdict.WINDOW, str(error), keeps_thoughts=False)
+        return make_support_result(TemplateVerdict.WINDOW, str(error), keeps_thoughts=False)
     # One form of thoughts without a problem ("") is enough: <think> tags or reasoning_content.
-    keeps_thoughts = "" in thought_problems
+    keeps_thoughts = "" in problems_with_thoughts
     # If the generation prompt opens a thought, every turn has one, so only the results for turns
     # with thoughts count.
-    reason = plain_problem
+    reason = problem_without_thoughts
     if opens_thought:
-        reason = "" if keeps_thoughts else thought_problems[0]
+        reason = "" if keeps_thoughts else problems_with_thoughts[0]
     verdict = TemplateVerdict.WINDOW if reason else TemplateVerdict.APPEND
-    return make_probe(verdict, reason, keeps_thoughts=keeps_thoughts)
+    return make_support_result(verdict, reason, keeps_thoughts=keeps_thoughts)
 
 
 def _find_multi_turn_error(template: ChatTemplate) -> str:
@@ -193,10 +196,11 @@ def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -
     if bridge_ids == template_ids:
         return
     id_pairs = zip(bridge_ids, template_ids, strict=False)
-    start = len(list(takewhile(lambda id_pair: id_pair[0] == id_pair[1], id_pairs)))
+    num_equal_tokens = len(list(takewhile(lambda id_pair: id_pair[0] == id_pair[1], id_pairs)))
     raise UnsupportedTemplateError(
         "the tokens of a prompt differ from those of apply_chat_template from token "
-        f"{start}: {bridge_ids[start : start + 8]} instead of {template_ids[start : start + 8]}"
+        f"{num_equal_tokens}: {bridge_ids[num_equal_tokens : num_equal_tokens + 8]} "
+        f"instead of {template_ids[num_equal_tokens : num_equal_tokens + 8]}"
     )
 
 
@@ -246,7 +250,7 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     rendered_prompt = template.render_generation_prompt()
     generation_prompt = INVISIBLE_TEXT_PATTERN.sub("", rendered_prompt)
     turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", gap_text)
-    # The generation prompt may go further than the common beginning of turns, for example with
+    # The generation prompt may be longer than the common beginning of turns, for example by
     # <think>.
     if generation_prompt.startswith(turn_beginning):
         return
@@ -290,8 +294,8 @@ def _find_prefix_problem(
 ) -> str:
     """Return the reason why a prompt is not a prefix of the next prompt; "" if it is."""
     messages = list(opening)
-    prompt = ""
-    gap_texts: set[str] = set()
+    previous_prompt = ""
+    inter_turn_texts: set[str] = set()
     for turn in range(NUM_PROBED_TURNS):
         # Anchors (unique marker texts) of the user start at 100, those of the assistant at 0.
         messages.append({"role": "user", "content": make_content_placeholder(100 + turn)})
@@ -301,20 +305,20 @@ def _find_prefix_problem(
             return f"it refuses a conversation of {turn + 1} turns ({error})"
         if turn:
             answer = build_message(turn - 1)
-            if not text.startswith(prompt):
+            if not text.startswith(previous_prompt):
                 return (
                     "the prompt of a turn is not a prefix of the next turn's prompt: "
                     "it rewrites earlier turns"
                 )
-            new_text = text[len(prompt) :]
+            new_text = text[len(previous_prompt) :]
             if not _shows_answer(new_text, answer):
                 return "it drops or changes part of an earlier assistant turn"
-            gap_text = new_text.rpartition(make_content_placeholder(turn - 1))[2]
-            gap_texts.add(gap_text.replace(make_content_placeholder(100 + turn), ""))
-        prompt = text
+            inter_turn_text = new_text.rpartition(make_content_placeholder(turn - 1))[2]
+            inter_turn_texts.add(inter_turn_text.replace(make_content_placeholder(100 + turn), ""))
+        previous_prompt = text
         messages.append({"role": "assistant", **build_message(turn)})
     # ``append`` history uses the same bridge text after every turn, so it must not vary.
-    if len(gap_texts) > 1:
+    if len(inter_turn_texts) > 1:
         return "the text that it puts between two turns depends on the number of earlier turns"
     return ""
 
@@ -337,11 +341,11 @@ def make_bridge_for_append(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
-    probe = check_template_support(tokenizer)
-    if probe.verdict is not TemplateVerdict.APPEND:
+    template_support = check_template_support(tokenizer)
+    if template_support.verdict is not TemplateVerdict.APPEND:
         raise UnsupportedTemplateError(
             "a trial is one growing token sequence, and this chat template cannot continue one: "
-            f"{probe.reason}. Set a template that keeps earlier turns unchanged "
+            f"{template_support.reason}. Set a template that keeps earlier turns unchanged "
             "(trl contains such variants: trl/chat_templates/*_training.jinja)"
         )
     return ChatBridge(tokenizer)

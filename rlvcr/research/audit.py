@@ -125,31 +125,33 @@ def correlate_scores(
         raise ValueError(
             "the audit needs at least one decision point without failed rollouts, and there is none"
         )
-    comparison = _AuditStatistics(turns, seed, resamples)
-    noise = np.random.default_rng(seed)
-    random_scores = [noise.normal(size=len(turn.returns)) for turn in turns]
+    audit_statistics = _AuditStatistics(turns, seed, resamples)
+    rng = np.random.default_rng(seed)
+    random_scores = [rng.normal(size=len(turn.returns)) for turn in turns]
     step_scores = {
         name: np.array([turn.step_scores[name] for turn in turns]) for name in turns[0].step_scores
     }
     if turns[0].scores:
-        tables = {
+        centred_scores = {
             name: np.array([_subtract_mean(turn.scores[name]) for turn in turns])
             for name in turns[0].scores
         }
-        effects = np.array([turn.option_effects for turn in turns])
+        option_effects = np.array([turn.option_effects for turn in turns])
         level_effects = tuple(
-            comparison.compute_interval(partial(_compute_means, c)) for c in effects.T
+            audit_statistics.compute_interval(partial(_compute_means, c)) for c in option_effects.T
         )
-        score_audits = [
-            comparison.compute_level_statistics(name, _correlate_ranks, table, effects)
-            for name, table in {**tables, "random": np.array(random_scores)}.items()
+        score_correlations = [
+            audit_statistics.compute_level_statistics(name, _correlate_ranks, table, option_effects)
+            for name, table in {**centred_scores, "random": np.array(random_scores)}.items()
         ]
     else:
         step_scores["random"] = _select_chosen_values(turns, random_scores)
-        level_effects, score_audits = (), []
-    effects_of_chosen = _select_chosen_values(turns, [turn.option_effects for turn in turns])
-    score_audits += [
-        comparison.compute_chosen_statistics(name, _correlate_ranks, values, effects_of_chosen)
+        level_effects, score_correlations = (), []
+    chosen_option_effects = _select_chosen_values(turns, [turn.option_effects for turn in turns])
+    score_correlations += [
+        audit_statistics.compute_chosen_statistics(
+            name, _correlate_ranks, values, chosen_option_effects
+        )
         for name, values in step_scores.items()
     ]
     return AuditResult(
@@ -157,8 +159,8 @@ def correlate_scores(
         rollouts_per_option=len(turns[0].returns[0]),
         level_effects=level_effects,
         reliability=compute_reliability(turns),
-        second_audit=_estimate_audit_reliability(comparison, turns),
-        scores=tuple(sorted(score_audits, key=_get_correlation_sort_key)),
+        second_audit=_estimate_audit_reliability(audit_statistics, turns),
+        scores=tuple(sorted(score_correlations, key=_get_correlation_sort_key)),
     )
 
 
@@ -195,13 +197,13 @@ class _AuditStatistics:
         trajectories, and for the chosen ones. ``name`` is the name of the score in ``first``.
         """
         measure_levels = partial(measure, first, second)
-        chosen = [_select_chosen_values(self._turns, table) for table in (first, second)]
+        chosen_values = [_select_chosen_values(self._turns, table) for table in (first, second)]
         return ScoreCorrelations(
             name,
             all_levels=self.compute_interval(measure_levels),
             in_won=self.compute_interval(measure_levels, self._is_success),
             in_lost=self.compute_interval(measure_levels, ~self._is_success),
-            chosen=self.compute_interval(partial(measure, chosen[0], chosen[1])),
+            chosen=self.compute_interval(partial(measure, chosen_values[0], chosen_values[1])),
         )
 
     def compute_chosen_statistics(
@@ -217,7 +219,7 @@ class _AuditStatistics:
 
 
 def _estimate_audit_reliability(
-    comparison: _AuditStatistics, turns: Sequence[AuditedTurn]
+    audit_statistics: _AuditStatistics, turns: Sequence[AuditedTurn]
 ) -> ScoreCorrelations:
     """Return the correlations that the measured effects would have with those of a second audit.
 
@@ -227,11 +229,11 @@ def _estimate_audit_reliability(
         [_compute_split_half_effects(turn, half_index) for turn in turns] for half_index in (0, 1)
     )
     if turns[0].scores:
-        return comparison.compute_level_statistics(
+        return audit_statistics.compute_level_statistics(
             SECOND_AUDIT, _compute_reliabilities, np.array(first), np.array(second)
         )
     chosen = _select_chosen_values(turns, first), _select_chosen_values(turns, second)
-    return comparison.compute_chosen_statistics(SECOND_AUDIT, _compute_reliabilities, *chosen)
+    return audit_statistics.compute_chosen_statistics(SECOND_AUDIT, _compute_reliabilities, *chosen)
 
 
 def compute_reliability(turns: Sequence[AuditedTurn]) -> float:
@@ -252,10 +254,12 @@ def compute_reliability(turns: Sequence[AuditedTurn]) -> float:
 
 
 def _compute_reliabilities(
-    first: np.ndarray, second: np.ndarray, weights: np.ndarray
+    first_effects: np.ndarray, second_effects: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    weights = _repeat_weights_for_options(weights, first)
-    half_correlations = compute_weighted_correlations(first.ravel(), second.ravel(), weights)
+    weights = _repeat_weights_for_options(weights, first_effects)
+    half_correlations = compute_weighted_correlations(
+        first_effects.ravel(), second_effects.ravel(), weights
+    )
     with np.errstate(divide="ignore"):
         # Spearman-Brown formula. It is below -1 if the correlation of the halves is below -1/3.
         return np.maximum(2 * half_correlations / (1 + half_correlations), -1.0)
@@ -285,7 +289,11 @@ def _subtract_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _bootstrap_interval(
-    measure: WeightedMeasure, is_counted: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
+    measure: WeightedMeasure,
+    is_counted: np.ndarray,
+    task_numbers: np.ndarray,
+    seed: int,
+    resamples: int,
 ) -> Interval:
     """Return the statistic ``measure`` of the counted turns, with a bootstrap interval over tasks.
 
@@ -294,22 +302,22 @@ def _bootstrap_interval(
     """
     if not is_counted.any():
         return math.nan, math.nan, math.nan
-    counted_tasks = factorize_keys(tasks[is_counted].tolist()).numpy()
+    counted_tasks = factorize_keys(task_numbers[is_counted].tolist()).numpy()
     num_tasks = int(counted_tasks.max()) + 1
 
     def weigh_points(task_counts: np.ndarray) -> np.ndarray:
-        weights = np.zeros((len(task_counts), len(tasks)))
+        weights = np.zeros((len(task_counts), len(task_numbers)))
         weights[:, is_counted] = task_counts[:, counted_tasks]
         return weights
 
     (value,) = measure(weigh_points(np.ones((1, num_tasks))))
     if num_tasks < 2:
         return float(value), math.nan, math.nan
-    draws = np.random.default_rng(seed).integers(num_tasks, size=(resamples, num_tasks))
-    counts = np.stack([np.bincount(draw, minlength=num_tasks) for draw in draws])
-    values = measure(weigh_points(counts))
+    drawn_tasks = np.random.default_rng(seed).integers(num_tasks, size=(resamples, num_tasks))
+    resample_counts = np.stack([np.bincount(draw, minlength=num_tasks) for draw in drawn_tasks])
+    resampled_values = measure(weigh_points(resample_counts))
     # In a resample with equal values, correlation and reliability are NaN.
-    finite_values = values[np.isfinite(values)]
+    finite_values = resampled_values[np.isfinite(resampled_values)]
     confidence_level = expand_confidence_level(0.95, num_tasks)
     return float(value), *percentile_interval(finite_values, confidence_level)
 
@@ -327,6 +335,8 @@ def _compute_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return (weights * values).sum(1) / weights.sum(1)
 
 
-def _correlate_ranks(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    weights = _repeat_weights_for_options(weights, first)
-    return compute_weighted_rank_correlations(first.ravel(), second.ravel(), weights)
+def _correlate_ranks(
+    first_values: np.ndarray, second_values: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    weights = _repeat_weights_for_options(weights, first_values)
+    return compute_weighted_rank_correlations(first_values.ravel(), second_values.ravel(), weights)

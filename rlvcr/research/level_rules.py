@@ -32,9 +32,9 @@ class LevelRule:
     forces_required_level: bool = False
 
     def __post_init__(self) -> None:
-        total = math.fsum(self.shares)
+        total_share = math.fsum(self.shares)
         # Rounding: shares computed from counts may add up to slightly more than 1.
-        if len(self.shares) != len(LEVELS) or min(self.shares) < 0 or total > 1 + 1e-9:
+        if len(self.shares) != len(LEVELS) or min(self.shares) < 0 or total_share > 1 + 1e-9:
             raise ValueError(
                 f"the shares of the levels are {self.shares}; allowed: four numbers of at least 0 "
                 "that add up to at most 1"

@@ -32,13 +32,13 @@ def compute_training_nodes(argv: Sequence[str]) -> int:
     parser.add_argument("config")
     parser.add_argument("words", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
-    nodes: int = args.nodes
+    num_nodes: int = args.nodes
     try:
         cfg = load_config(args.config, args.words)
     except ConfigError:
-        return nodes
+        return num_nodes
     if not isinstance(cfg, PPOConfig):
-        return nodes
+        return num_nodes
     if cfg.trainer.device == "cuda" and args.gpus < 1:
         num_gpus = cfg.trainer.n_gpus_per_node
         raise UsageError(
@@ -46,7 +46,7 @@ def compute_training_nodes(argv: Sequence[str]) -> int:
             f"fix: sbatch --gpus-per-node={num_gpus} ...",
             "does_not_fit",
         )
-    return max(1, nodes - cfg.actor_rollout_ref.rollout.nnodes)
+    return max(1, num_nodes - cfg.actor_rollout_ref.rollout.nnodes)
 
 
 def _print_nodes() -> None:

@@ -74,36 +74,43 @@ def main(argv: Sequence[str]) -> int:
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         parser.error("RAY_ADDRESS is not set; fix: RAY_ADDRESS=http://head:8265")
-    if missing := [name for name in args.env if name not in os.environ]:
-        parser.error(f"--env {missing[0]}: not set here; fix: {missing[0]}=... before the command")
+    if missing_variables := [name for name in args.env if name not in os.environ]:
+        parser.error(
+            f"--env {missing_variables[0]}: not set here; "
+            f"fix: {missing_variables[0]}=... before the command"
+        )
     if args.attempts < 0:
         parser.error(f"--attempts={args.attempts}; allowed: 0 or more")
     client = connect(address)
-    module = [args.python, "-m", "verl.trainer.main_ppo", "--config-name", args.name]
-    command = shlex.join([*module, "trainer.resume_mode=auto", *args.words])
+    module_command = [args.python, "-m", "verl.trainer.main_ppo", "--config-name", args.name]
+    command = shlex.join([*module_command, "trainer.resume_mode=auto", *args.words])
     runtime_env = build_runtime_env(args.words, args.env)
     for attempts_left in range(args.attempts, -1, -1):
         details = submit_and_follow(client, command, runtime_env)
         if details.status == "SUCCEEDED":
             return 0
-        status = details.driver_exit_code or 1
-        if details.status == "STOPPED" or status == INVALID_SETTINGS_STATUS or not attempts_left:
-            return status
-        print(f"failed with status {status}; attempts left: {attempts_left}", file=sys.stderr)
+        exit_status = details.driver_exit_code or 1
+        if (
+            details.status == "STOPPED"
+            or exit_status == INVALID_SETTINGS_STATUS
+            or not attempts_left
+        ):
+            return exit_status
+        print(f"failed with status {exit_status}; attempts left: {attempts_left}", file=sys.stderr)
     return 1
 
 
 def build_runtime_env(overrides: Sequence[str], variable_names: Sequence[str]) -> dict[str, Any]:
     """Return Ray's runtime environment for a run with ``overrides``: code and variables."""
-    values = [word.partition("=")[2].lstrip("[\"'") for word in overrides]
-    uses_data_folder = any(value.startswith(("data/", "./data/")) for value in values)
-    variables = {
+    override_values = [override.partition("=")[2].lstrip("[\"'") for override in overrides]
+    uses_data_folder = any(value.startswith(("data/", "./data/")) for value in override_values)
+    env_variables = {
         name: os.environ[name]
         for name in (*PASSED_VARIABLES, *variable_names)
         if name in os.environ
     }
     excludes = EXCLUDED_PATHS if uses_data_folder else [*EXCLUDED_PATHS, "data"]
-    return {"working_dir": str(ROOT), "excludes": excludes, "env_vars": variables}
+    return {"working_dir": str(ROOT), "excludes": excludes, "env_vars": env_variables}
 
 
 def connect(address: str) -> "JobSubmissionClient":

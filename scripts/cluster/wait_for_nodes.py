@@ -29,20 +29,21 @@ def main(argv: Sequence[str]) -> str | None:
             f"nodes={num_nodes} seconds={timeout_s:g}; allowed: at least 1 node, 0 s or more"
         )
     deadline = time.monotonic() + timeout_s
-    alive_nodes = 0
+    num_alive_nodes = 0
     while True:
         try:
             ray.init(address="auto", log_to_driver=False)
-            alive_nodes = sum(node["Alive"] for node in ray.nodes())
+            num_alive_nodes = sum(node["Alive"] for node in ray.nodes())
         except (ConnectionError, RuntimeError):
-            alive_nodes = 0  # the head node has not started yet
+            num_alive_nodes = 0  # the head node has not started yet
         finally:
             ray.shutdown()
-        if alive_nodes >= num_nodes:
+        if num_alive_nodes >= num_nodes:
             return None
         if time.monotonic() > deadline:
             return (
-                f"{alive_nodes} of {num_nodes} nodes joined the Ray cluster within {timeout_s:g} s"
+                f"{num_alive_nodes} of {num_nodes} nodes joined the Ray cluster "
+                f"within {timeout_s:g} s"
             )
         time.sleep(POLL_INTERVAL_S)
 

@@ -33,7 +33,7 @@ RESAMPLES = 400  # bootstrap resamples for the interval of one audit
 def draw_audit_points(
     rng: np.random.Generator, tasks: int, points_per_task: int, correlation: float
 ) -> list[AuditedTurn]:
-    """Draw audited turns, with scores ``planted`` that correlate with the effects of the levels."""
+    """Draw audited turns. Their scores ``planted`` correlate with the effects of the levels."""
     mixing_matrix = np.linalg.cholesky([[1 + 1e-9, correlation], [correlation, 1 + 1e-9]])
     task_noise = rng.normal(size=(tasks, 1, len(LEVELS), 2))
     point_noise = rng.normal(size=(tasks, points_per_task, len(LEVELS), 2))
@@ -42,19 +42,21 @@ def draw_audit_points(
         + math.sqrt(1 - TASK_VARIANCE_SHARE) * point_noise
     )
     correlated_values = independent_values @ mixing_matrix.T
-    chosen = rng.integers(1, len(LEVELS) + 1, size=(tasks, points_per_task))
+    chosen_levels = rng.integers(1, len(LEVELS) + 1, size=(tasks, points_per_task))
     return [
         AuditedTurn(
-            traj_uid=f"{task}/{number}",
+            traj_uid=f"{task}/{point_number}",
             step=0,
-            chosen=int(chosen[task, number]),
+            chosen=int(chosen_levels[task, point_number]),
             won=True,
-            returns=tuple((float(effect),) for effect in correlated_values[task, number, :, 0]),
-            scores={"planted": tuple(correlated_values[task, number, :, 1].tolist())},
+            returns=tuple(
+                (float(effect),) for effect in correlated_values[task, point_number, :, 0]
+            ),
+            scores={"planted": tuple(correlated_values[task, point_number, :, 1].tolist())},
             task=str(task),
         )
         for task in range(tasks)
-        for number in range(points_per_task)
+        for point_number in range(points_per_task)
     ]
 
 
@@ -75,14 +77,16 @@ def measure_coverage(
     covered_counts = np.zeros(2)
     for _ in range(repetitions):
         points = draw_audit_points(rng, tasks, points_per_task, correlation)
-        scores = correlate_scores(points, seed=int(rng.integers(2**31)), resamples=resamples).scores
-        (planted_audit,) = (score for score in scores if score.name == "planted")
+        score_correlations = correlate_scores(
+            points, seed=int(rng.integers(2**31)), resamples=resamples
+        ).scores
+        (planted_audit,) = (score for score in score_correlations if score.name == "planted")
         for column, interval in enumerate((planted_audit.all_levels, planted_audit.chosen)):
             covered_counts[column] += (
                 interval is not None and interval[1] <= true_correlation <= interval[2]
             )
-    all_levels, chosen = covered_counts / repetitions
-    return float(all_levels), float(chosen)
+    all_level_coverage, chosen_level_coverage = covered_counts / repetitions
+    return float(all_level_coverage), float(chosen_level_coverage)
 
 
 def main(argv: Sequence[str]) -> int:

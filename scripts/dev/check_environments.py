@@ -106,13 +106,13 @@ def check_names(
     results = {result["name"]: result for result in jsonl.read(path)}
     pool = ThreadPoolExecutor(jobs)
     try:
-        checks = [
+        check_futures = [
             pool.submit(run_environment_check, name, timeout_s, command)
             for name in names
             if name not in results
         ]
-        for check in as_completed(checks):
-            result = check.result()
+        for finished_check in as_completed(check_futures):
+            result = finished_check.result()
             results[result["name"]] = result
             jsonl.write(path, results.values())
             outcome = f"{result['status']}, {result['seconds']} s"
@@ -141,12 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         (*COMMAND, f"--steps={args.steps}"),
     )
     remarks = collect_name_remarks()
-    counts = collections.Counter(
+    outcome_counts = collections.Counter(
         describe_outcome(result, name in remarks) for name, result in results.items()
     )
-    summary = "; ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items()))
+    summary = "; ".join(f"{outcome}: {count}" for outcome, count in sorted(outcome_counts.items()))
     sys.stdout.write(f"{len(results)} names; {summary}\n")
-    return 1 if counts[PROBLEMS_OUTCOME] + counts[NOT_FINISHED_OUTCOME] else 0
+    return 1 if outcome_counts[PROBLEMS_OUTCOME] + outcome_counts[NOT_FINISHED_OUTCOME] else 0
 
 
 def describe_outcome(result: Mapping[str, Any], has_remark: bool) -> str:

@@ -83,7 +83,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Totals:
-    """Denominators of shares."""
+    """Numbers of docstrings and functions, by which the numbers of findings are divided."""
 
     docstrings: int = 0
     functions: int = 0
@@ -160,9 +160,9 @@ def check_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> I
         yield Finding("one_word", file, node.lineno, node.name)
         if name not in words.PUBLIC and name not in words.ACCEPTED.split():
             yield Finding("unaccepted_word", file, node.lineno, node.name)
-    lines = (node.end_lineno or node.lineno) - node.lineno + 1
-    if lines > 60:
-        yield Finding("long_function", file, node.lineno, f"{node.name}: {lines} lines")
+    num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    if num_lines > 60:
+        yield Finding("long_function", file, node.lineno, f"{node.name}: {num_lines} lines")
     if compute_nesting_depth(node) > 3:
         yield Finding(
             "deep_nesting", file, node.lineno, f"{node.name}: {compute_nesting_depth(node)} levels"
@@ -171,7 +171,7 @@ def check_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> I
 
 def list_defined_names(tree: ast.Module) -> dict[str, int]:
     """Return the identifiers that a module defines, with the line of the first definition."""
-    lines: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     for node in ast.walk(tree):
         match node:
             case (
@@ -182,8 +182,8 @@ def list_defined_names(tree: ast.Module) -> dict[str, int]:
                 | ast.Name(id=name, ctx=ast.Store())
                 | ast.Attribute(attr=name, ctx=ast.Store())
             ):
-                lines.setdefault(name, node.lineno)
-    return lines
+                first_lines.setdefault(name, node.lineno)
+    return first_lines
 
 
 def _find_messages(tree: ast.Module, file: str) -> Iterator[ast.Constant]:
@@ -312,8 +312,8 @@ def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
 def _describe_definition(node: ast.AST) -> str:
     """Return the signature of a function, or the name of a class."""
     if isinstance(node, FUNCTIONS):
-        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        return f"def {node.name}({ast.unparse(node.args)}){returns}"
+        return_annotation = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return f"def {node.name}({ast.unparse(node.args)}){return_annotation}"
     return f"class {node.name}" if isinstance(node, ast.ClassDef) else "module"
 
 
@@ -328,9 +328,11 @@ def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
             text = f"{_describe_definition(node)}\n{inspect.cleandoc(str(docstring.value))}"
             items["docstrings"].append((file, text))
         for token in _find_comments(path):
-            row = token.start[0] - 1
+            line_index = token.start[0] - 1
             if not TOOL_COMMENT.match(token.string):
-                items["comments"].append((file, "\n".join(lines[max(0, row - 1) : row + 4])))
+                items["comments"].append(
+                    (file, "\n".join(lines[max(0, line_index - 1) : line_index + 4]))
+                )
         for name, line in list_defined_names(tree).items():
             if len(name) > 1 and name[:2] != "__" and name not in ("self", "cls"):
                 context = "\n".join(lines[max(0, line - 3) : line + 2])
@@ -347,20 +349,24 @@ def _collect_sentences(path: Path) -> Iterator[str]:
         if paragraph.lstrip().startswith(("|", "#", "<!--")):
             continue
         sentences = re.split(r"(?<=[.!?:])\s+", " ".join(paragraph.split()))
-        for before, sentence in zip(["", *sentences], sentences, strict=False):
+        for previous_sentence, sentence in zip(["", *sentences], sentences, strict=False):
             if len(sentence.split()) >= 5:
-                yield f"(before it: {before})\n{sentence}" if before else sentence
+                yield (
+                    f"(before it: {previous_sentence})\n{sentence}"
+                    if previous_sentence
+                    else sentence
+                )
 
 
 def format_sample(root: Path, seed: int) -> Iterator[str]:
     """Yield the lines of a random sample of items for a blind reader, drawn with ``seed``."""
-    generator = random.Random(seed)
+    rng = random.Random(seed)
     yield f"Seed {seed}"
-    for kind, available in collect_items(root).items():
-        count = min(SAMPLE_SIZES[kind], len(available))
+    for kind, kind_items in collect_items(root).items():
+        count = min(SAMPLE_SIZES[kind], len(kind_items))
         yield f"\n## {count} {kind}"
-        for number, (file, text) in enumerate(generator.sample(available, count), start=1):
-            yield f"\n{kind[0].upper()}{number}. [{file}]"
+        for item_number, (file, text) in enumerate(rng.sample(kind_items, count), start=1):
+            yield f"\n{kind[0].upper()}{item_number}. [{file}]"
             yield from (f"    {line}" for line in text.splitlines())
 
 
@@ -376,7 +382,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     findings, totals = measure_language(options.root)
     if options.list:
-        lines = [f"{f.file}:{f.line}: {f.text}" for f in findings if f.kind == options.list]
+        lines = [
+            f"{finding.file}:{finding.line}: {finding.text}"
+            for finding in findings
+            if finding.kind == options.list
+        ]
     else:
         lines = list(format_findings(findings, totals))
     sys.stdout.write("\n".join(lines) + "\n")

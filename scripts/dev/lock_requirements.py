@@ -95,8 +95,12 @@ def find_package(name: str, reported_packages: Mapping[str, Package]) -> Package
     key = canonicalize_name(name)
     if key in reported_packages:
         return reported_packages[key]
-    installed = importlib.metadata.distribution(name)
-    return Package(installed.metadata["Name"], installed.version, installed.requires or [])
+    installed_distribution = importlib.metadata.distribution(name)
+    return Package(
+        installed_distribution.metadata["Name"],
+        installed_distribution.version,
+        installed_distribution.requires or [],
+    )
 
 
 def parse_requirements(text: str) -> list[Requirement]:
@@ -144,11 +148,14 @@ def list_unmet_requirements(
 ) -> list[str]:
     """Return a line for each direct requirement that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
-    pins = [(item, versions[canonicalize_name(item.name)]) for item in direct_requirements]
+    pinned_requirements = [
+        (requirement, versions[canonicalize_name(requirement.name)])
+        for requirement in direct_requirements
+    ]
     return [
-        f"required: {item}; pinned version: {version}"
-        for item, version in pins
-        if version not in item.specifier
+        f"required: {requirement}; pinned version: {version}"
+        for requirement, version in pinned_requirements
+        if version not in requirement.specifier
     ]
 
 

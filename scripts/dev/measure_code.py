@@ -61,17 +61,17 @@ def compute_nesting_depth(node: ast.AST, depth: int = 0) -> int:
 
     An ``elif`` has the depth of its ``if``.
     """
-    deepest = depth
+    max_depth = depth
     elifs = node.orelse if isinstance(node, ast.If) and len(node.orelse) == 1 else []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             continue
         is_elif = isinstance(child, ast.If) and child in elifs
-        deepest = max(
-            deepest,
+        max_depth = max(
+            max_depth,
             compute_nesting_depth(child, depth + (isinstance(child, BLOCKS) and not is_elif)),
         )
-    return deepest
+    return max_depth
 
 
 def measure_file(path: Path, tally: Tally) -> None:
@@ -84,13 +84,13 @@ def measure_file(path: Path, tally: Tally) -> None:
     lines = text.splitlines()
     tally.file_lines.append(len(lines))
     for line_number, line in enumerate(lines, 1):
-        stripped = line.strip()
+        stripped_line = line.strip()
         # Lines inside a string that begin with # are counted too, but they are rare.
-        if stripped.startswith("#"):
+        if stripped_line.startswith("#"):
             tally.comment_lines += 1
-        elif stripped and line_number not in docstring_lines:
+        elif stripped_line and line_number not in docstring_lines:
             tally.code_lines += 1
-            tally.code_characters += len(stripped)
+            tally.code_characters += len(stripped_line)
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             tally.function_lines.append((node.end_lineno or node.lineno) - node.lineno + 1)
@@ -174,10 +174,11 @@ def main() -> int:
     # Imports for type checkers are not executed, so they cause no cycle.
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     for depth in (1, 2, 3):
-        cyclic_packages, count = find_cyclic_packages(graph, depth)
+        cyclic_packages, num_packages = find_cyclic_packages(graph, depth)
         names = f"  {', '.join(cyclic_packages)}" if cyclic_packages else ""
         print(
-            f"{f'packages in a cycle, depth {depth}':<36}{len(cyclic_packages)} of {count}{names}"
+            f"{f'packages in a cycle, depth {depth}':<36}"
+            f"{len(cyclic_packages)} of {num_packages}{names}"
         )
     return 0
 

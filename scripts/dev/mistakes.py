@@ -16,7 +16,7 @@ from verl.trainer import main_ppo
 SCRATCH = "SCRATCH"  # placeholder for the directory of the files that the commands name
 MODEL_KEY = "actor_rollout_ref.model.path"
 POLICY = f"{MODEL_KEY}=SCRATCH/policy"
-COMMON = f"{POLICY} env.env_name=number_line"
+COMMON_ARGUMENTS = f"{POLICY} env.env_name=number_line"
 # Arguments of mistaken commands, by description of the mistake.
 MISTAKES = {
     "prompts of files, in a run that would use an environment": (
@@ -25,12 +25,12 @@ MISTAKES = {
     "user-provided questions, in a key that the environment does not read": (
         f"{POLICY} env.env_name=search data.train_files=nq/train.jsonl"
     ),
-    "a group size of data jobs": f"{COMMON} actor_rollout_ref.rollout.n=8",
+    "a group size of data jobs": f"{COMMON_ARGUMENTS} actor_rollout_ref.rollout.n=8",
     "a reward model that gives several numbers": (
-        f"{COMMON} reward_model.enable=true reward_model.model.path=SCRATCH/judge"
+        f"{COMMON_ARGUMENTS} reward_model.enable=true reward_model.model.path=SCRATCH/judge"
     ),
     "a reward function with other arguments": (
-        f"{COMMON} custom_reward_function.path=SCRATCH/reward.py"
+        f"{COMMON_ARGUMENTS} custom_reward_function.path=SCRATCH/reward.py"
     ),
     "a file that is no YAML": "--config-path SCRATCH --config-name invalid",
     "a mistyped directory of a config that makes its own policy": (
@@ -44,23 +44,25 @@ MISTAKES = {
         f"{MODEL_KEY}=SCRATCH/untemplated env.env_name=number_line"
     ),
     "a value that the model's config does not have": (
-        f"{COMMON} +actor_rollout_ref.model.override_config.hiden_size=64"
+        f"{COMMON_ARGUMENTS} +actor_rollout_ref.model.override_config.hiden_size=64"
     ),
     "LoRA for modules that the model does not have": (
-        f"{COMMON} actor_rollout_ref.model.lora_rank=8 "
+        f"{COMMON_ARGUMENTS} actor_rollout_ref.model.lora_rank=8 "
         "actor_rollout_ref.model.target_modules=[q_porj]"
     ),
     "an adapter to start from, in a directory without one": (
-        f"{COMMON} actor_rollout_ref.model.lora_adapter_path=SCRATCH/empty"
+        f"{COMMON_ARGUMENTS} actor_rollout_ref.model.lora_adapter_path=SCRATCH/empty"
     ),
     "a GPU where there is none": "trainer.device=cuda",
-    "a run directory that cannot be written": f"{COMMON} trainer.default_local_dir=/proc/run",
-    "a directory that is no checkpoint": (
-        f"{COMMON} trainer.resume_mode=resume_path trainer.resume_from_path=SCRATCH/empty"
+    "a run directory that cannot be written": (
+        f"{COMMON_ARGUMENTS} trainer.default_local_dir=/proc/run"
     ),
-    "an unknown tracker": f"{COMMON} trainer.logger=[console,wnadb]",
-    "a cluster that does not answer": f"{COMMON} ray_init.address=127.0.0.1:1",
-    "prompts that are too long": f"{COMMON} data.max_prompt_length=8",
+    "a directory that is no checkpoint": (
+        f"{COMMON_ARGUMENTS} trainer.resume_mode=resume_path trainer.resume_from_path=SCRATCH/empty"
+    ),
+    "an unknown tracker": f"{COMMON_ARGUMENTS} trainer.logger=[console,wnadb]",
+    "a cluster that does not answer": f"{COMMON_ARGUMENTS} ray_init.address=127.0.0.1:1",
+    "prompts that are too long": f"{COMMON_ARGUMENTS} data.max_prompt_length=8",
     "images for a policy that reads text": (
         f"{POLICY} env.env_name=Sokoban env.sokoban.mode=rgb_array"
     ),
@@ -75,10 +77,10 @@ MISTAKES = {
         f"{POLICY} env.env_name=alfworld +env.alfworld.generalization_level=1"
     ),
     "another project's section of an estimator": (
-        f"{COMMON} algorithm.adv_estimator=copo +algorithm.copo.alpha=0.5"
+        f"{COMMON_ARGUMENTS} algorithm.adv_estimator=copo +algorithm.copo.alpha=0.5"
     ),
     "a mistyped key and a mistyped estimator": (
-        f"{COMMON} trainer.total_epoch=3 algorithm.adv_estimator=gpro"
+        f"{COMMON_ARGUMENTS} trainer.total_epoch=3 algorithm.adv_estimator=gpro"
     ),
 }
 
@@ -91,9 +93,9 @@ def write_scratch_files(scratch: Path) -> None:
     from verl.models.new_policy import build_policy
 
     texts = ["go left", "go right"]
-    shape = NewPolicyConfig(hidden_size=32, head_dim=32, max_position_embeddings=2048)
+    policy_config = NewPolicyConfig(hidden_size=32, head_dim=32, max_position_embeddings=2048)
     policy, policy_without_template = (
-        build_policy(scratch / name, texts, shape, tags=TAGS, vocab_size=400)
+        build_policy(scratch / name, texts, policy_config, tags=TAGS, vocab_size=400)
         for name in ("policy", "untemplated")
     )
     (policy_without_template / "chat_template.jinja").unlink()
@@ -127,12 +129,12 @@ def format_mistake(number: int, description: str, scratch: Path) -> str:
     errors = io.StringIO()
     arguments = MISTAKES[description].replace(SCRATCH, str(scratch)).split()
     with (
-        patch.object(main_ppo, "train") as train,
+        patch.object(main_ppo, "train") as train_mock,
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(errors),
     ):
         status = main_ppo.main(arguments)
-    outcome = "it starts" if train.called else f"exit status {status}"
+    outcome = "it starts" if train_mock.called else f"exit status {status}"
     message = errors.getvalue().replace(str(scratch), SCRATCH).rstrip("\n")
     return f"""
 ## {number}. {description}: {outcome}

@@ -44,7 +44,7 @@ class PolicyShape:
     heads: int
     kv_heads: int
     vocab: int
-    tied: bool  # the output head has the weights of the embedding
+    has_tied_embeddings: bool  # the output head has the weights of the embedding
 
     @property
     def kv_width(self) -> int:
@@ -54,11 +54,18 @@ class PolicyShape:
     @property
     def num_parameters(self) -> int:
         """Number of weights and biases (biases of queries, keys and values)."""
-        attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
+        num_attention_weights = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
         num_biases = self.hidden + 2 * self.kv_width
-        layer = attention + num_biases + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        num_layer_parameters = (
+            num_attention_weights
+            + num_biases
+            + 3 * self.hidden * self.intermediate
+            + 2 * self.hidden
+        )
         return (
-            self.num_embedding_weights * (1 if self.tied else 2) + self.layers * layer + self.hidden
+            self.num_embedding_weights * (1 if self.has_tied_embeddings else 2)
+            + self.layers * num_layer_parameters
+            + self.hidden
         )
 
     @property
@@ -120,59 +127,60 @@ PARTS = (*ROLLOUT_PARTS, *TRAINING_PARTS, "weight sync")
 
 def make_memory_facts(cfg: PPOConfig, device: Device) -> PlanFacts:
     """Return the sizes of ``device`` and of the model, from which the memory need is estimated."""
-    model = MODELS[str(cfg.actor_rollout_ref.model.path)]
+    policy_shape = MODELS[str(cfg.actor_rollout_ref.model.path)]
     return PlanFacts(
         cores=64,
         memory_gb=device.host_gb,
         device="cuda",
         device_memory_gb=device.memory_gb,
-        parameters=model.num_parameters,
-        vocab_size=model.vocab,
-        num_layers=model.layers,
-        hidden_size=model.hidden,
-        num_heads=model.heads,
-        num_kv_heads=model.kv_heads,
+        parameters=policy_shape.num_parameters,
+        vocab_size=policy_shape.vocab,
+        num_layers=policy_shape.layers,
+        hidden_size=policy_shape.hidden,
+        num_heads=policy_shape.heads,
+        num_kv_heads=policy_shape.kv_heads,
     )
 
 
 def estimate_part_seconds(cfg: PPOConfig, device: Device) -> dict[str, float]:
     """Estimate the seconds of each part of a training step, such as rollout and update."""
-    model = MODELS[str(cfg.actor_rollout_ref.model.path)]
+    policy_shape = MODELS[str(cfg.actor_rollout_ref.model.path)]
     rollout = cfg.actor_rollout_ref.rollout
-    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    engines = count_engines(cfg, "cuda")
+    num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    num_engines = count_engines(cfg, "cuda")
     num_trajectories = count_trajectories_per_step(cfg)
-    steps = TURN_SHARE * cfg.env.max_steps
-    row_tokens = PROMPT_TOKENS + steps * (TURN_TOKENS + OBSERVATION_TOKENS)
+    mean_turns = TURN_SHARE * cfg.env.max_steps
+    row_tokens = PROMPT_TOKENS + mean_turns * (TURN_TOKENS + OBSERVATION_TOKENS)
     num_alternatives = OTHER_LEVELS if cfg.algorithm.adv_estimator in ("rlvcr", "copo") else 0
 
-    def compute_decoding_s(sequences: float, tokens: float) -> float:
-        """Return the seconds in which an engine samples ``tokens`` tokens of each sequence."""
-        batch_size = min(sequences, rollout.max_num_seqs)
-        cache_bytes = batch_size * row_tokens / 2 * model.kv_bytes_per_token
+    def compute_decoding_s(num_sequences: float, tokens_per_sequence: float) -> float:
+        """Return the seconds in which an engine samples this many tokens of each sequence."""
+        batch_size = min(num_sequences, rollout.max_num_seqs)
+        cache_bytes = batch_size * row_tokens / 2 * policy_shape.kv_bytes_per_token
         bytes_per_s = device.gigabytes_per_s * GIGA * PEAK_BANDWIDTH_SHARE
-        step_s = (model.num_parameters * BF16_BYTES + cache_bytes) / bytes_per_s
-        return sequences / batch_size * tokens * (step_s + ENGINE_STEP_S)
+        step_s = (policy_shape.num_parameters * BF16_BYTES + cache_bytes) / bytes_per_s
+        return num_sequences / batch_size * tokens_per_sequence * (step_s + ENGINE_STEP_S)
 
-    def compute_forward_s(passes: int, tokens: float) -> float:
-        """Return the seconds of ``passes`` forward passes on ``tokens``, shared by all ranks."""
-        each = device.teraflops * 1e12 * PEAK_FLOPS_SHARE * ranks
-        return passes * 2 * model.num_parameters * tokens / each
+    def compute_forward_s(num_passes: int, num_tokens: float) -> float:
+        """Return the seconds of the forward passes on ``num_tokens``, shared by all ranks."""
+        total_flops_per_s = device.teraflops * 1e12 * PEAK_FLOPS_SHARE * num_ranks
+        return num_passes * 2 * policy_shape.num_parameters * num_tokens / total_flops_per_s
 
-    rounds = max(1.0, num_trajectories / (engines * rollout.max_num_seqs))
-    num_thoughts = num_alternatives * num_trajectories * steps
-    tokens = num_trajectories * row_tokens
+    num_engine_rounds = max(1.0, num_trajectories / (num_engines * rollout.max_num_seqs))
+    num_thoughts = num_alternatives * num_trajectories * mean_turns
+    total_row_tokens = num_trajectories * row_tokens
     # Cost in forward passes: 1 forward, 2 backward, and 1 for gradient checkpointing.
-    passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
+    num_update_passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     return {
-        "rollout": compute_decoding_s(num_trajectories / engines, steps * TURN_TOKENS)
-        + rounds * steps * ENV_STEP_S,
-        "alternatives": compute_decoding_s(num_thoughts / engines, THOUGHT_TOKENS)
+        "rollout": compute_decoding_s(num_trajectories / num_engines, mean_turns * TURN_TOKENS)
+        + num_engine_rounds * mean_turns * ENV_STEP_S,
+        "alternatives": compute_decoding_s(num_thoughts / num_engines, THOUGHT_TOKENS)
         if num_thoughts
         else 0.0,
-        "score": compute_forward_s(1, tokens + num_thoughts * TURN_TOKENS),
-        "reference": compute_forward_s(1, tokens) * has_reference(cfg),
-        "update": compute_forward_s(passes, tokens) * cfg.actor_rollout_ref.actor.ppo_epochs,
+        "score": compute_forward_s(1, total_row_tokens + num_thoughts * TURN_TOKENS),
+        "reference": compute_forward_s(1, total_row_tokens) * has_reference(cfg),
+        "update": compute_forward_s(num_update_passes, total_row_tokens)
+        * cfg.actor_rollout_ref.actor.ppo_epochs,
         "weight sync": estimate_sync_seconds(cfg, device),
     }
 
@@ -217,12 +225,14 @@ def format_tables() -> Iterator[str]:
     for name, device in RECIPES.items():
         cfg = load_config(name, ["algorithm.adv_estimator=rlvcr"])
         memory_plan = make_plan(cfg, make_memory_facts(cfg, device))
-        nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
+        devices_text = (
+            f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
+        )
         if engines_have_separate_gpus(cfg, "cuda"):
             gpus_by_node = count_engine_gpus_by_node(cfg)
-            nodes += f", and {len(gpus_by_node)} x {gpus_by_node[0]} for engines"
+            devices_text += f", and {len(gpus_by_node)} x {gpus_by_node[0]} for engines"
         fits = "; ".join(memory_plan.find_problems()) or "yes"
-        yield f"| `{name}` | {nodes} | {memory_plan.device_memory_gb:.1f} GiB | {fits} |"
+        yield f"| `{name}` | {devices_text} | {memory_plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
     yield f"| config | estimators | {' | '.join(PARTS)} | a step, s | 150, h |"
     yield f"|{'---|' * (len(PARTS) + 4)}"
@@ -230,9 +240,9 @@ def format_tables() -> Iterator[str]:
         for estimators in ESTIMATORS:
             cfg = load_config(name, [f"algorithm.adv_estimator={estimators[0]}"])
             part_seconds = estimate_part_seconds(cfg, device)
-            total = estimate_step_seconds(cfg, part_seconds)
+            step_seconds = estimate_step_seconds(cfg, part_seconds)
             cells = [f"{part_seconds[part]:.1f}" for part in PARTS]
-            cells += [f"{total:.0f}", f"{150 * total / 3600:.1f}"]
+            cells += [f"{step_seconds:.0f}", f"{150 * step_seconds / 3600:.1f}"]
             yield f"| `{name}` | {', '.join(estimators)} | {' | '.join(cells)} |"
 
 

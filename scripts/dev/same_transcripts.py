@@ -51,10 +51,10 @@ MAX_STEPS = 30  # value of ``env.max_steps``
 
 def make_small_settings(name: str) -> EnvSettings:
     """Return settings of the environment ``name`` with few tasks."""
-    counts = [
+    task_count_keys = [
         key for key in find_settings_class(name).model_fields if _TASK_COUNT_KEY.fullmatch(key)
     ]
-    task_counts = dict.fromkeys(counts, FEW_TASKS)
+    task_counts = dict.fromkeys(task_count_keys, FEW_TASKS)
     return read_env_settings(EnvConfig(env_name=name, kwargs=task_counts, max_steps=MAX_STEPS))
 
 
@@ -73,8 +73,8 @@ def run_random_episode(name: str, seed: int, steps: int) -> str:
         for _ in range(steps):
             action = _draw_action(observation, rng)
             observation, reward, done, info = await_if_needed(env.step(action))
-            fields = _list_fields(observation)
-            transcript.append([action, fields, reward, bool(done), _info_texts(info)])
+            observation_fields = _list_fields(observation)
+            transcript.append([action, observation_fields, reward, bool(done), _info_texts(info)])
             if done:
                 break
     text = json.dumps([task, transcript], sort_keys=True, default=str)
@@ -83,8 +83,10 @@ def run_random_episode(name: str, seed: int, steps: int) -> str:
 
 def _draw_action(observation: Observation, rng: random.Random) -> str:
     """Return a random admissible action, or else a random move or word of the observation."""
-    possible = observation.info.get("admissible_actions") or _MOVE_OR_WORD.findall(observation.text)
-    return rng.choice(possible) if possible else "1"
+    possible_actions = observation.info.get("admissible_actions") or _MOVE_OR_WORD.findall(
+        observation.text
+    )
+    return rng.choice(possible_actions) if possible_actions else "1"
 
 
 def _list_fields(observation: Observation) -> list[Any]:
@@ -152,17 +154,18 @@ def main() -> int:
         print_digests(args.names, args.seed, args.steps)
         return 0
     names = args.names or list_environment_names()
-    first_answers, second_answers = (
-        record_transcripts_in_child(names, args.seed, args.steps, hashes) for hashes in (1, 2)
+    first_digests, second_digests = (
+        record_transcripts_in_child(names, args.seed, args.steps, hash_seed) for hash_seed in (1, 2)
     )
     num_failed = 0
     for name in names:
-        answers = [
-            answer.get(name, "! it ended its process") for answer in (first_answers, second_answers)
+        digest_pair = [
+            digests.get(name, "! it ended its process")
+            for digests in (first_digests, second_digests)
         ]
-        if answers[0] != answers[1] or answers[0].startswith("!"):
+        if digest_pair[0] != digest_pair[1] or digest_pair[0].startswith("!"):
             num_failed += 1
-            sys.stdout.write(f"{name}: {' and '.join(dict.fromkeys(answers))}\n")
+            sys.stdout.write(f"{name}: {' and '.join(dict.fromkeys(digest_pair))}\n")
     sys.stdout.write(f"{len(names) - num_failed} of {len(names)} environments repeat themselves\n")
     return 1 if num_failed else 0
 

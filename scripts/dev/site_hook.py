@@ -44,15 +44,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_rest: Any) -> str:
     """Return ``markdown`` with links to paths of the site, and code blocks without extra words."""
-    source = page.file.src_uri
+    source_page = page.file.src_uri
     return CODE_BLOCK_START.sub(
-        r"```\1", MARKDOWN_LINK.sub(lambda link: _rewrite_link(source, link), markdown)
+        r"```\1", MARKDOWN_LINK.sub(lambda link: _rewrite_link(source_page, link), markdown)
     )
 
 
-def _rewrite_link(source: str, link: re.Match[str]) -> str:
-    """Return a link of the page ``source``, rewritten from a repository path to a site path."""
-    folder = posixpath.dirname(source if source in OUTSIDE_PAGES else f"docs/{source}")
-    target_path = posixpath.normpath(posixpath.join(folder, link[1])).removeprefix("docs/")
-    relative = posixpath.relpath(target_path, posixpath.dirname(source) or ".")
-    return f"]({relative}{link[2] or ''})"
+def _rewrite_link(source_page: str, link: re.Match[str]) -> str:
+    """Return a link of ``source_page``, rewritten from a repository path to a site path."""
+    source_folder = posixpath.dirname(
+        source_page if source_page in OUTSIDE_PAGES else f"docs/{source_page}"
+    )
+    target_path = posixpath.normpath(posixpath.join(source_folder, link[1])).removeprefix("docs/")
+    relative_link = posixpath.relpath(target_path, posixpath.dirname(source_page) or ".")
+    return f"]({relative_link}{link[2] or ''})"

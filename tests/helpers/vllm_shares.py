@@ -198,7 +198,11 @@ def change_and_sync(version: int, seed: int, piece_bytes: int) -> dict[str, torc
     pretend_cuda(None, run.shared)  # and a group keeps its name
     run.workers.sync_weights(version)
     return convert_to_hf_weights(
-        run.actor.lm, gather_full_weights(run.actor.train_engine), LM_PREFIX, {}, run.actor.tied
+        run.actor.lm,
+        gather_full_weights(run.actor.train_engine),
+        LM_PREFIX,
+        {},
+        run.actor.tied_names,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_system.tokens.bridge import CUT, ChatBridge
+from agent_system.tokens.bridge import TOKEN_SPLIT_CHARACTER, ChatBridge
 from tests.helpers.tiny_model import SPECIAL, TAGS
 from tests.helpers.tokenizer_cases import END_TURN, KINDS, TOOLS, of_kind
 
@@ -16,7 +16,16 @@ MARKS = [*SPECIAL, *TAGS, *TOOLS, END_TURN, "<unk>"]
 WIDE = str.maketrans("<>|/", "\uff1c\uff1e\uff5c\uff0f")
 SPELLED = [*MARKS, *(mark.upper() for mark in MARKS), *(mark.translate(WIDE) for mark in MARKS)]
 HALVES = [part for mark in MARKS for part in (mark[:1], mark[1:], mark[:-1], mark[-1:])]
-ODD = ["You see a desk.", "\n", " ", CUT, "\u200b", "\u212a", "system\n", "\u00fc\u4e16"]
+ODD = [
+    "You see a desk.",
+    "\n",
+    " ",
+    TOKEN_SPLIT_CHARACTER,
+    "\u200b",
+    "\u212a",
+    "system\n",
+    "\u00fc\u4e16",
+]
 HOSTILE = st.lists(
     st.one_of(st.sampled_from([*SPELLED, *HALVES, *ODD]), st.text(max_size=6)), max_size=8
 ).map("".join)
@@ -73,7 +82,7 @@ def test_prompt_has_only_the_control_tokens_of_the_template(kind, text):
 def test_observation_text_is_unchanged(kind, text):
     chat_bridge = bridge(kind)
     ids = chat_bridge.make_inter_turn_tokens([], chat_bridge.escape_added_tokens(text)).observation
-    assert of_kind(kind).decode(ids) == text.replace(CUT, "")
+    assert of_kind(kind).decode(ids) == text.replace(TOKEN_SPLIT_CHARACTER, "")
 
 
 @pytest.mark.parametrize("kind", KINDS)

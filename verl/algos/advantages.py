@@ -22,6 +22,7 @@ from verl.algos.groups import (
 from verl.algos.shapes import Ids, PerRow, PerToken, PerTrajectory, TokenMask, TrajectoryIndex
 from verl.utils.torch_functional import masked_whiten
 
+# Arguments of outcome estimators and the batch keys that they read. ``?`` marks an optional key.
 OUTCOME_INPUTS = {
     "token_level_rewards": "token_level_rewards",
     "response_mask": "response_mask",
@@ -38,9 +39,9 @@ def spread(per_row: PerRow, response_mask: TokenMask) -> PerToken:
 def _broadcast_to_rows(
     advantages: PerTrajectory, trajectories: Trajectories, response_mask: TokenMask
 ) -> tuple[PerToken, PerToken]:
-    """Broadcast ``advantages [T]`` to the sampled tokens of their rows, also as returns."""
-    per_row = advantages[trajectories.trajectory_of_row].to(response_mask.device)
-    token_advantages = spread(per_row, response_mask)
+    """Broadcast ``advantages [T]`` to the sampled tokens. Return them twice: also as returns."""
+    row_advantages = advantages[trajectories.trajectory_of_row].to(response_mask.device)
+    token_advantages = spread(row_advantages, response_mask)
     return token_advantages, token_advantages
 
 
@@ -281,16 +282,16 @@ def compute_grpo_passk_outcome_advantage(
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
-    leads = _compute_best_margin(trajectories.score, trajectories.group)
+    best_margins = _compute_best_margin(trajectories.score, trajectories.group)
     if norm_adv_by_std_in_grpo:
         stats = compute_group_stats(trajectories.score, trajectories.group)
-        leads = leads / (stats.std + epsilon)
-    return _broadcast_to_rows(leads, trajectories, response_mask)
+        best_margins = best_margins / (stats.std + epsilon)
+    return _broadcast_to_rows(best_margins, trajectories, response_mask)
 
 
 def _compute_best_margin(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
     """Return the best score minus the second best for each group's best trajectory, else 0."""
-    lead = torch.zeros_like(score)
+    best_margins = torch.zeros_like(score)
     # Sort by group, then by score. The best trajectory of each group comes last in its group.
     score_order = score.argsort(stable=True)
     sorted_indices = score_order[group[score_order].argsort(stable=True)]
@@ -301,10 +302,10 @@ def _compute_best_margin(score: PerTrajectory, group: TrajectoryIndex) -> PerTra
             or sorted_groups[position + 1] != sorted_groups[position]
         )
         if is_group_end and sorted_groups[position - 1] == sorted_groups[position]:
-            lead[sorted_indices[position]] = (
+            best_margins[sorted_indices[position]] = (
                 score[sorted_indices[position]] - score[sorted_indices[position - 1]]
             )
-    return lead
+    return best_margins
 
 
 @register_adv_est(

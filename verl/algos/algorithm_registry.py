@@ -197,8 +197,8 @@ def get_loss_needs(name: str | Enum) -> LossNeeds:
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
     """Return the policy loss registered as ``name``. Raises ``ValueError`` for an unknown one."""
-    key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    return _look_up(POLICY_LOSSES, as_name(name), "policy loss", key)
+    config_key = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    return _look_up(POLICY_LOSSES, as_name(name), "policy loss", config_key)
 
 
 def choose(value: str, allowed: Collection[str], setting: str) -> str:
@@ -210,12 +210,12 @@ def choose(value: str, allowed: Collection[str], setting: str) -> str:
     raise ValueError(f"unknown {setting} {value!r}: allowed are {names}{hint}")
 
 
-def _look_up(table: Mapping[str, EntryT], name: str, entry_kind: str, key: str) -> EntryT:
-    return table[choose(name, table, f"{entry_kind} ({key})")]
+def _look_up(registry: Mapping[str, EntryT], name: str, entry_kind: str, config_key: str) -> EntryT:
+    return registry[choose(name, registry, f"{entry_kind} ({config_key})")]
 
 
-def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, entry_kind: str) -> None:
-    existing_entry = table.get(name)
+def _add_entry(registry: dict[str, EntryT], name: str, entry: EntryT, entry_kind: str) -> None:
+    existing_entry = registry.get(name)
     # Compare names, not objects: a module that is imported again creates new function objects.
     if existing_entry is not None and _get_qualified_name(existing_entry) != _get_qualified_name(
         entry
@@ -224,7 +224,7 @@ def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, entry_kind: s
             f"{entry_kind} {name!r} is already registered by "
             f"{'.'.join(_get_qualified_name(existing_entry))}"
         )
-    table[name] = entry
+    registry[name] = entry
 
 
 def _get_qualified_name(entry: Callable[..., object]) -> tuple[str, str]:
@@ -245,16 +245,22 @@ def _check_estimator_arguments(
     name: str, function: AdvantageFunction, supplied_names: set[str]
 ) -> None:
     parameters = inspect.signature(function).parameters.values()
-    named_parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    named_parameters = [
+        parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
     missing_names = [
-        p.name for p in named_parameters if p.default is p.empty and p.name not in supplied_names
+        parameter.name
+        for parameter in named_parameters
+        if parameter.default is parameter.empty and parameter.name not in supplied_names
     ]
     if missing_names:
         raise ValueError(
             f"estimator {name!r}: arguments without a source: {', '.join(missing_names)}; "
             "fix: declare them in inputs= or params="
         )
-    unknown_names = supplied_names - {p.name for p in named_parameters}
+    unknown_names = supplied_names - {parameter.name for parameter in named_parameters}
     # A function with *args or **kwargs may accept further arguments.
     if unknown_names and len(named_parameters) == len(parameters):
         raise ValueError(f"estimator {name!r} has no argument {', '.join(sorted(unknown_names))}")

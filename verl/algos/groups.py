@@ -67,9 +67,9 @@ def compute_group_stats(values: PerElement, group_index: ElementIndex) -> GroupS
     group_zeros = values.new_zeros(num_groups)
     count = group_zeros.index_add(0, group_index, torch.ones_like(values))
     # Sum the differences from the smallest member, which are exactly 0 in a group of equal values.
-    lowest = group_zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
-    excess_sums = group_zeros.index_add(0, group_index, values - lowest[group_index])
-    mean = lowest + excess_sums / count.clamp(min=1)
+    group_minima = group_zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
+    excess_sums = group_zeros.index_add(0, group_index, values - group_minima[group_index])
+    mean = group_minima + excess_sums / count.clamp(min=1)
     squared_sums = group_zeros.index_add(0, group_index, (values - mean[group_index]) ** 2)
     std = (squared_sums / (count - 1).clamp(min=1)).sqrt()
     return GroupStats(mean[group_index], std[group_index], count[group_index])
@@ -112,24 +112,34 @@ def merge_rows_to_trajectories(
         0, trajectory_of_row, torch.ones_like(trajectory_of_row, dtype=torch.float64)
     )
     # Sum differences, as in compute_group_stats, so that the mean of equal scores is exact.
-    lowest = trajectory_zeros.scatter_reduce(
+    lowest_scores = trajectory_zeros.scatter_reduce(
         0, trajectory_of_row, scores.double(), "amin", include_self=False
     )
     excess_sums = trajectory_zeros.index_add(
-        0, trajectory_of_row, scores.double() - lowest[trajectory_of_row]
+        0, trajectory_of_row, scores.double() - lowest_scores[trajectory_of_row]
     )
-    _require_equal_scores(scores.double() - lowest[trajectory_of_row], scores.double(), traj_keys)
+    _require_equal_scores(
+        scores.double() - lowest_scores[trajectory_of_row], scores.double(), traj_keys
+    )
     return Trajectories(
-        lowest + excess_sums / row_counts.clamp(min=1), group, tokens, trajectory_of_row
+        lowest_scores + excess_sums / row_counts.clamp(min=1),
+        group,
+        tokens,
+        trajectory_of_row,
     )
 
 
-def _require_equal_scores(excess: PerRow, scores: PerRow, traj_keys: Sequence[Hashable]) -> None:
-    """Raise ``ValueError`` if the scores of a trajectory's rows differ by more than rounding."""
-    differing_rows = (excess > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
+def _require_equal_scores(
+    excess_over_lowest: PerRow, scores: PerRow, traj_keys: Sequence[Hashable]
+) -> None:
+    """Raise ``ValueError`` if the scores of a trajectory's rows differ by more than rounding.
+
+    ``excess_over_lowest [B]`` is each score minus the lowest score of its trajectory.
+    """
+    differing_rows = (excess_over_lowest > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
     if len(differing_rows):
         row = int(differing_rows[0])
-        lowest_score = scores[row] - excess[row]
+        lowest_score = scores[row] - excess_over_lowest[row]
         raise ValueError(
             f"rows of trajectory {traj_keys[row]!r} have different rewards: {lowest_score:g} and "
             f"{scores[row]:g} (row {row}). Every row must have the return of its whole "
@@ -152,10 +162,12 @@ def group_normalised_scores(
     """
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
     stats = compute_group_stats(trajectories.score, trajectories.group)
-    has_several = stats.count > 1
-    centred_scores = trajectories.score - torch.where(has_several, stats.mean, 0.0)
+    has_several_members = stats.count > 1
+    centred_scores = trajectories.score - torch.where(has_several_members, stats.mean, 0.0)
     if by_std:
-        centred_scores = centred_scores / (torch.where(has_several, stats.std, 1.0) + epsilon)
+        centred_scores = centred_scores / (
+            torch.where(has_several_members, stats.std, 1.0) + epsilon
+        )
     return centred_scores[trajectories.trajectory_of_row].float()
 
 
@@ -167,13 +179,15 @@ def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow
     ``row_tokens [B]`` of the trajectory. The loss then does not depend on the split into rows. Only
     the ``seq-mean`` modes use the weights. Example: rows of 30 and 10 tokens get 0.75 and 0.25.
     """
-    tokens = row_tokens.double().cpu()
+    sampled_tokens = row_tokens.double().cpu()
     if mode == "row":
-        return torch.ones_like(tokens).float()
-    trajectory = factorize_keys(traj_index)
-    trajectory_tokens = torch.zeros_like(tokens).index_add(0, trajectory, tokens)[trajectory]
+        return torch.ones_like(sampled_tokens).float()
+    trajectory_of_row = factorize_keys(traj_index)
+    trajectory_tokens = torch.zeros_like(sampled_tokens).index_add(
+        0, trajectory_of_row, sampled_tokens
+    )[trajectory_of_row]
     # The clamp avoids 0 / 0 for a trajectory without sampled tokens: its rows get weight 0.
-    return (tokens / trajectory_tokens.clamp(min=1)).float()
+    return (sampled_tokens / trajectory_tokens.clamp(min=1)).float()
 
 
 def _as_list(keys: Ids) -> list[Hashable]:

@@ -51,11 +51,11 @@ def compute_policy_loss_vanilla(loss_inputs: PolicyLossInputs) -> TokenLosses:
     >>> compute_policy_loss_vanilla(old, new, advantages, torch.ones(1, 2), cliprange=0.2)
     (tensor(0.1500), tensor(0.5000), tensor(-0.4055), tensor(0.))
     """
-    if loss_inputs.ceiling <= 1.0:
-        raise ValueError(f"clip_ratio_c must be greater than 1.0, got {loss_inputs.ceiling}")
+    if loss_inputs.ratio_ceiling <= 1.0:
+        raise ValueError(f"clip_ratio_c must be greater than 1.0, got {loss_inputs.ratio_ceiling}")
     surrogate = compute_clipped_surrogate(loss_inputs.prob_ratio, loss_inputs)
     # Dual clip: for a negative advantage the clipped loss would grow with the ratio without bound.
-    dual_clip_limit = -loss_inputs.advantages * loss_inputs.ceiling
+    dual_clip_limit = -loss_inputs.advantages * loss_inputs.ratio_ceiling
     is_dual_clipped = (loss_inputs.advantages < 0) & (surrogate.losses > dual_clip_limit)
     losses = torch.where(is_dual_clipped, dual_clip_limit, surrogate.losses)
     return TokenLosses(losses, surrogate.clipped, is_dual_clipped)
@@ -211,9 +211,9 @@ def _compute_masked_token_losses(
         loss_inputs.advantages < 0
     ) & fell_too_far
     ratio = loss_inputs.prob_ratio.detach()
-    weight = ratio.clamp(max=loss_inputs.ceiling) * _ones_with_gradient(loss_inputs.log_prob)
+    weight = ratio.clamp(max=loss_inputs.ratio_ceiling) * _ones_with_gradient(loss_inputs.log_prob)
     losses = torch.where(moved_too_far, 0.0, -weight * loss_inputs.advantages)
-    return TokenLosses(losses, moved_too_far, ~moved_too_far & (ratio > loss_inputs.ceiling))
+    return TokenLosses(losses, moved_too_far, ~moved_too_far & (ratio > loss_inputs.ratio_ceiling))
 
 
 # ---- losses that limit the entropy decrease (Cui et al., 2025, arXiv 2505.22617) -----------------
@@ -315,8 +315,8 @@ def compute_policy_loss_clip_cov(loss_inputs: PolicyLossInputs) -> TokenLosses:
     from that range. Here the selection is deterministic, so that all micro-batches and ranks agree.
     """
     surrogate = compute_clipped_surrogate(loss_inputs.prob_ratio, loss_inputs)
-    losses = torch.where(loss_inputs.selected, 0.0, surrogate.losses)
-    return TokenLosses(losses, surrogate.clipped | loss_inputs.selected)
+    losses = torch.where(loss_inputs.selected_tokens, 0.0, surrogate.losses)
+    return TokenLosses(losses, surrogate.clipped | loss_inputs.selected_tokens)
 
 
 # advantages_only=False: a row whose advantages are all 0 must not be skipped, because the KL term
@@ -347,5 +347,6 @@ def compute_policy_loss_kl_cov(
     plain_losses = -loss_inputs.prob_ratio * loss_inputs.advantages
     losses_with_kl = plain_losses + ppo_kl_coef * loss_inputs.log_ratio.abs()
     return TokenLosses(
-        torch.where(loss_inputs.selected, losses_with_kl, plain_losses), loss_inputs.selected
+        torch.where(loss_inputs.selected_tokens, losses_with_kl, plain_losses),
+        loss_inputs.selected_tokens,
     )

@@ -141,10 +141,10 @@ class _ProbRatios:
             if ratio_level == "sequence"
             else self.log_ratio_sums / self.token_counts.clamp(min=1)
         )
-        per_row = sequence_log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[
+        row_ratios = sequence_log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[
             self._sequence_indices
         ]
-        return per_row.unsqueeze(-1).expand_as(self.log_ratios)
+        return row_ratios.unsqueeze(-1).expand_as(self.log_ratios)
 
 
 def _sum_per_sequence(values: PerRow, sequence_indices: RowIndex) -> PerTrajectory:
@@ -156,13 +156,13 @@ def _compute_weight_metrics(weights: torch.Tensor, is_truncated: torch.Tensor) -
         return {}
     # Kish's effective sample size, divided by the number of tokens. It is 1 for equal weights.
     effective_share = weights.mean() ** 2 / weights.square().mean().clamp(min=1e-30)
-    prefix = "rollout_corr/rollout_is"
+    metric_prefix = "rollout_corr/rollout_is"
     return {
-        f"{prefix}_mean": _mean_or_zero(weights),
-        f"{prefix}_min": weights.min().item(),
-        f"{prefix}_max": weights.max().item(),
-        f"{prefix}_eff_sample_size": effective_share.item(),
-        f"{prefix}_ratio_fraction_high": _mean_or_zero(is_truncated),
+        f"{metric_prefix}_mean": _mean_or_zero(weights),
+        f"{metric_prefix}_min": weights.min().item(),
+        f"{metric_prefix}_max": weights.max().item(),
+        f"{metric_prefix}_eff_sample_size": effective_share.item(),
+        f"{metric_prefix}_ratio_fraction_high": _mean_or_zero(is_truncated),
     }
 
 

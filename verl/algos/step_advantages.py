@@ -89,11 +89,12 @@ def compute_discounted_step_returns(steps: EnvSteps, gamma: float) -> PerStep:
     # Go backwards through each trajectory. The batch may lack steps of a trajectory. Their rewards
     # count as 0, and gamma is applied once for each of them.
     for step in sorted(range(len(steps.row)), key=lambda s: -steps.step_number[s]):
-        later_number, later_return = next_step_by_trajectory.get(
+        later_step_number, later_return = next_step_by_trajectory.get(
             steps.trajectory[step], (steps.step_number[step], 0.0)
         )
         returns[step] = (
-            steps.reward[step] + gamma ** (later_number - steps.step_number[step]) * later_return
+            steps.reward[step]
+            + gamma ** (later_step_number - steps.step_number[step]) * later_return
         )
         next_step_by_trajectory[steps.trajectory[step]] = (steps.step_number[step], returns[step])
     return torch.tensor(returns, dtype=torch.float64)
@@ -153,8 +154,8 @@ def compute_step_advantages(
     also divides by the group's sample standard deviation plus ``epsilon``.
     """
     stats = compute_group_stats(returns, factorize_keys(groups))
-    centred = returns - stats.mean
-    return centred / (stats.std + epsilon) if by_std else centred
+    centred_returns = returns - stats.mean
+    return centred_returns / (stats.std + epsilon) if by_std else centred_returns
 
 
 def add_step_advantages(
@@ -219,10 +220,12 @@ def compute_gigpo_outcome_advantage(
     if enable_similarity:
         steps = steps._replace(state=merge_similar_states(steps.state, similarity_thresh))
     returns = compute_discounted_step_returns(steps, gamma)
-    per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
+    step_advantages = compute_step_advantages(returns, steps.state, by_std, epsilon)
     scores = token_level_rewards.double().sum(-1)
-    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
-    return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
+    row_advantages = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    return add_step_advantages(
+        row_advantages, step_advantages, step_advantage_w, steps, step_ids, response_mask
+    )
 
 
 def build_state_histories(steps: EnvSteps, length: int) -> list[Hashable]:
@@ -296,10 +299,14 @@ def compute_hgpo_outcome_advantage(
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     returns = compute_discounted_step_returns(steps, gamma)
-    per_step = compute_hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
+    step_advantages = compute_hierarchical_advantages(
+        returns, steps, context, alpha, by_std, epsilon
+    )
     scores = token_level_rewards.double().sum(-1)
-    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
-    return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
+    row_advantages = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    return add_step_advantages(
+        row_advantages, step_advantages, step_advantage_w, steps, step_ids, response_mask
+    )
 
 
 def find_next_states(steps: EnvSteps, successful_trajectories: set[Hashable]) -> list[Hashable]:
@@ -362,10 +369,11 @@ def compute_graph_returns(
     """
     next_states = find_next_states(steps, successful_trajectories)
     goal_distances = compute_goal_distances(steps.state, next_states)
-    values = [
-        goal_value * gamma ** goal_distances[s] if s in goal_distances else 0.0 for s in next_states
+    step_returns = [
+        goal_value * gamma ** goal_distances[next_state] if next_state in goal_distances else 0.0
+        for next_state in next_states
     ]
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(step_returns, dtype=torch.float64)
 
 
 @register_adv_est(
@@ -410,7 +418,9 @@ def compute_graphgpo_outcome_advantage(
     returns = compute_graph_returns(
         steps, {(u, t) for u, t, w in trajectory_outcomes if w}, gamma, goal_value
     )
-    per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
+    step_advantages = compute_step_advantages(returns, steps.state, by_std, epsilon)
     scores = token_level_rewards.double().sum(-1)
-    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
-    return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
+    row_advantages = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    return add_step_advantages(
+        row_advantages, step_advantages, step_advantage_w, steps, step_ids, response_mask
+    )

@@ -1,4 +1,4 @@
-"""Common code of the policy losses: the tokens that they get, and the aggregation of token losses.
+"""Common code of the policy losses: their inputs, registration, and aggregation of token losses.
 
 A policy loss is written as a function from ``PolicyLossInputs`` to ``TokenLosses``.
 ``register_token_loss`` turns it into a function with the signature of
@@ -23,18 +23,19 @@ from verl.utils.torch_functional import masked_sum
 class PolicyLossInputs:
     """Input of a policy loss. All tensors are ``[B, R]``, and 0 where ``mask`` is 0.
 
-    ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``. ``selected`` are the
-    tokens that a loss such as Clip-Cov treats differently (none for most losses).
+    ``low`` and ``high`` are the clip range, ``ratio_ceiling`` is ``clip_ratio_c``.
+    ``selected_tokens`` are the tokens that a loss such as Clip-Cov treats differently (none for
+    most losses).
     """
 
     old_log_prob: PerToken
     log_prob: PerToken
     advantages: PerToken
     mask: TokenMask
-    selected: TokenMask
+    selected_tokens: TokenMask
     low: float
     high: float
-    ceiling: float
+    ratio_ceiling: float
 
     @property
     def log_ratio(self) -> PerToken:
@@ -51,8 +52,8 @@ class PolicyLossInputs:
 
     def compute_row_mean(self, values: PerToken) -> PerToken:
         """Return the mean of ``values`` over each row's sampled tokens, expanded to ``[B, R]``."""
-        count = self.mask.sum(-1, keepdim=True).clamp(min=1)
-        mean = masked_sum(values, self.mask, axis=-1).unsqueeze(-1) / count
+        num_sampled_tokens = self.mask.sum(-1, keepdim=True).clamp(min=1)
+        mean = masked_sum(values, self.mask, axis=-1).unsqueeze(-1) / num_sampled_tokens
         return mean.expand_as(values)
 
 
@@ -96,7 +97,7 @@ def register_token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(loss_inputs, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the signature of ``compute_policy_loss_vanilla``, and ``params``.
+    The result takes the arguments of ``compute_policy_loss_vanilla``, and ``params`` by keyword.
     """
 
     def register_loss(compute_token_losses: PerTokenLoss) -> PolicyLossFunction:
@@ -142,16 +143,16 @@ def register_token_loss(
             return loss, *_compute_metrics(token_losses, loss_inputs, num_tokens)
 
         functools.update_wrapper(policy_loss, compute_token_losses)
-        for key in (name, *aliases):
-            register_policy_loss(key, advantages_only, needs, takes_weights)(policy_loss)
+        for loss_name in (name, *aliases):
+            register_policy_loss(loss_name, advantages_only, needs, takes_weights)(policy_loss)
         return policy_loss
 
     return register_loss
 
 
-def _zero_unsampled(column: PerToken, mask: TokenMask) -> PerToken:
+def _zero_unsampled(token_values: PerToken, mask: TokenMask) -> PerToken:
     # Do not multiply by the mask: 0 * NaN is NaN, in the loss and in its gradient.
-    return torch.where(mask, column.float(), 0.0)
+    return torch.where(mask, token_values.float(), 0.0)
 
 
 @torch.no_grad()

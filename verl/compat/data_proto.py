@@ -39,13 +39,13 @@ def make_iterator(
             f"{len(data)} rows are not a multiple of mini_batch_size={mini_batch_size}"
         )
     rng = np.random.default_rng(seed)
-    orders = (
+    row_orders = (
         rng.permutation(len(data)) if options["shuffle"] else np.arange(len(data))
         for _ in range(epochs)
     )
     return (
-        data.select_idxs(order[start : start + mini_batch_size])
-        for order in orders
+        data.select_idxs(row_order[start : start + mini_batch_size])
+        for row_order in row_orders
         for start in range(0, len(data), mini_batch_size)
     )
 
@@ -63,7 +63,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
         key: to_json_value(column, f"non_tensor_batch[{key!r}]")
         for key, column in data.non_tensor_batch.items()
     }
-    record = {
+    json_content = {
         "format": 1,
         "rows": len(data),
         "tensor_keys": data.tensor_keys(),
@@ -75,7 +75,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
         key: tensor.detach().cpu().contiguous().clone() for key, tensor in data.batch.items()
     }
     save_file(tensors, root / TENSOR_FILE)
-    (root / JSON_FILE).write_text(json.dumps(record), encoding="utf-8")
+    (root / JSON_FILE).write_text(json.dumps(json_content), encoding="utf-8")
 
 
 def load_from_disk(path: str | Path) -> DataProto:
@@ -84,19 +84,19 @@ def load_from_disk(path: str | Path) -> DataProto:
     Raises ``ValueError`` if the tensor file and the JSON file do not belong together.
     """
     root = Path(path)
-    record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
+    json_content = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
     stored_tensors = load_file(root / TENSOR_FILE)
     # Earlier versions wrote null for a table without tensors.
-    keys = record["tensor_keys"] or []
-    if set(keys) != set(stored_tensors):
+    tensor_keys = json_content["tensor_keys"] or []
+    if set(tensor_keys) != set(stored_tensors):
         raise ValueError(
-            f"{root}: {TENSOR_FILE} holds {sorted(stored_tensors)}, {JSON_FILE} names {keys}"
+            f"{root}: {TENSOR_FILE} holds {sorted(stored_tensors)}, {JSON_FILE} names {tensor_keys}"
         )
-    tensors = {key: stored_tensors[key] for key in keys}
-    columns = {key: from_json_value(v) for key, v in record["non_tensor_batch"].items()}
-    data = DataProto.from_dict(tensors, columns, from_json_value(record["meta_info"]))
-    if len(data) != record["rows"]:
-        raise ValueError(f"{root}: {record['rows']} rows announced, {len(data)} found")
+    tensors = {key: stored_tensors[key] for key in tensor_keys}
+    columns = {key: from_json_value(v) for key, v in json_content["non_tensor_batch"].items()}
+    data = DataProto.from_dict(tensors, columns, from_json_value(json_content["meta_info"]))
+    if len(data) != json_content["rows"]:
+        raise ValueError(f"{root}: {json_content['rows']} rows announced, {len(data)} found")
     return data
 
 

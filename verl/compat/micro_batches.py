@@ -81,25 +81,25 @@ def rearrange_micro_batches(
 
 
 def _equalize_micro_batch_counts(
-    parts: list[list[int]], num_rows: int, dp_group: ProcessGroup
+    row_lists: list[list[int]], num_rows: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
-    """Halve the largest parts until there are as many as on the rank with the most parts."""
-    max_num_parts = torch.tensor([len(parts)])
+    """Halve the longest of the lists of row indices until each rank has equally many lists."""
+    max_num_lists = torch.tensor([len(row_lists)])
     # NCCL communicates GPU tensors only.
     if dist.get_backend(dp_group) == "nccl":
-        max_num_parts = max_num_parts.cuda()
-    dist.all_reduce(max_num_parts, op=dist.ReduceOp.MAX, group=dp_group)
-    if int(max_num_parts) > num_rows:
+        max_num_lists = max_num_lists.cuda()
+    dist.all_reduce(max_num_lists, op=dist.ReduceOp.MAX, group=dp_group)
+    if int(max_num_lists) > num_rows:
         raise ValueError(
-            f"another rank needs {int(max_num_parts)} micro-batches but this one holds only "
+            f"another rank needs {int(max_num_lists)} micro-batches but this one holds only "
             f"{num_rows} rows"
         )
-    parts = [list(part) for part in parts]
-    while len(parts) < int(max_num_parts):
-        largest_part = max(parts, key=len)
-        parts.append(largest_part[len(largest_part) // 2 :])
-        del largest_part[len(largest_part) // 2 :]
-    return parts
+    row_lists = [list(row_indices) for row_indices in row_lists]
+    while len(row_lists) < int(max_num_lists):
+        longest_list = max(row_lists, key=len)
+        row_lists.append(longest_list[len(longest_list) // 2 :])
+        del longest_list[len(longest_list) // 2 :]
+    return row_lists
 
 
 def _select_rows(batch: Any, rows: list[int]) -> Any:  # returns the type of ``batch``

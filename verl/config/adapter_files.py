@@ -67,7 +67,7 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
         config = json.loads(find_adapter_file(directory, CONFIG_FILE).read_text(encoding="utf-8"))
         with safe_open(weights_file, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            types = {tensor.get_dtype() for tensor in slices.values()}
+            dtypes = {tensor.get_dtype() for tensor in slices.values()}
             shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ValueError(f"its files cannot be read: {error}") from error
@@ -79,16 +79,16 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
     for name, shape in shapes.items():
         if len(shape) != 2 or shape[0 if ".lora_A." in name else 1] != rank:
             raise ValueError(f"{name} has the shape {list(shape)}, but the rank is {rank}")
-    if not modules or not types <= set(FLOAT_TYPES):
-        why = f"are of {', '.join(sorted(types))}" if types else "are missing"
-        raise ValueError(f"its tensors {why}, not of {', '.join(FLOAT_TYPES)}")
+    if not modules or not dtypes <= set(FLOAT_TYPES):
+        dtype_fault = f"are of {', '.join(sorted(dtypes))}" if dtypes else "are missing"
+        raise ValueError(f"its tensors {dtype_fault}, not of {', '.join(FLOAT_TYPES)}")
     return AdapterSettings(rank, alpha, tuple(sorted(modules)))
 
 
 def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings] | None:
     """Return the checkpoint that a run is to continue from, and the settings of its adapter.
 
-    Return None if the run continues from no checkpoint, or from one without these settings. Digests
+    Return None if the run continues from no checkpoint, or from one without these settings. Files
     are not verified here, so the run may continue from an earlier checkpoint, with equal settings.
     """
     checkpoint = find_checkpoint_to_resume(trainer)
@@ -104,17 +104,17 @@ def read_saved_adapter(directory: Path) -> AdapterSettings | None:
     """
     try:
         record = json.loads((directory / ENGINE_STATE).read_text(encoding="utf-8"))["adapter"]
-        options = {"peft_type": "LORA", "r": record["rank"], "lora_alpha": record["alpha"]}
+        peft_config = {"peft_type": "LORA", "r": record["rank"], "lora_alpha": record["alpha"]}
         # Names start with the attribute of PolicyModel or ValueModel that holds the modules.
         modules = (str(name).partition(".")[2] for name in record["modules"])
-        return AdapterSettings(*_read_rank_and_alpha(options), tuple(sorted(modules)))
+        return AdapterSettings(*_read_rank_and_alpha(peft_config), tuple(sorted(modules)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def list_adapter_tensors(modules: Iterable[str]) -> set[str]:
     """Return the names of the tensors (A and B) of a LoRA adapter of ``modules``."""
-    return {f"{module}.lora_{part}.weight" for module in modules for part in "AB"}
+    return {f"{module}.lora_{matrix_name}.weight" for module in modules for matrix_name in "AB"}
 
 
 def _read_rank_and_alpha(config: object) -> tuple[int, float]:
@@ -125,11 +125,11 @@ def _read_rank_and_alpha(config: object) -> tuple[int, float]:
     """
     if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
         raise ValueError(f"its {CONFIG_FILE} is not that of a LoRA adapter (peft_type: LORA)")
-    options = [name for name in OPTIONS if config.get(name) not in PLAIN_VALUES]
-    options += ["init_lora_weights"] * (config.get("init_lora_weights") not in PLAIN_INITS)
-    options += ["use_rslora"] * (config.get("use_rslora") not in (None, True, False))
-    if options:
-        raise ValueError(f"it is not plain LoRA: its config sets {', '.join(options)}")
+    unsupported = [name for name in OPTIONS if config.get(name) not in PLAIN_VALUES]
+    unsupported += ["init_lora_weights"] * (config.get("init_lora_weights") not in PLAIN_INITS)
+    unsupported += ["use_rslora"] * (config.get("use_rslora") not in (None, True, False))
+    if unsupported:
+        raise ValueError(f"it is not plain LoRA: its config sets {', '.join(unsupported)}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1:
         raise ValueError(f"its rank is r={rank!r}, not a positive integer")

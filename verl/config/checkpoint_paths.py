@@ -26,7 +26,7 @@ def find_step_directories(root: Path) -> dict[int, Path]:
 def find_checkpoint_to_resume(trainer: RunConfig) -> Path | None:
     """Return the checkpoint from which a run is to continue; None for a new run.
 
-    Digests are not verified here, so the run may continue from an earlier checkpoint.
+    The files are not verified here, so the run may continue from an earlier checkpoint.
     """
     checkpoints: list[Path] = []
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
@@ -57,9 +57,9 @@ def find_related_checkpoint(directory: Path) -> Path | None:
 
 
 def suggest_export(directory: Path, key: str, fix: str) -> str:
-    """Return the fix for ``key``, whose value ``directory`` is not a valid model.
+    """Return the suggested fix of ``key``, whose value ``directory`` is not a valid model.
 
-    If it is a run or a checkpoint, the fix is to export a model from it. Otherwise it is ``fix``.
+    For a run or a checkpoint, the fix is to export a model from it. Otherwise it is ``fix``.
     """
     checkpoint = find_related_checkpoint(directory)
     if checkpoint is None:

@@ -86,10 +86,10 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
 
 
 def _quote_paths(value: str) -> str:
-    """Quote ``~/DIR`` (also in lists and sweeps) and ``runs/seed=1``: Hydra cannot read them."""
+    """Quote ``~/DIR`` (also in lists and sweeps) and ``runs/seed=1``: Hydra needs the quotes."""
     if value.startswith("~/"):
-        items = re.split(r",(?=~?/)", value)
-        return ",".join(f'"{item}"' if item.startswith("~/") else item for item in items)
+        paths = re.split(r",(?=~?/)", value)
+        return ",".join(f'"{path}"' if path.startswith("~/") else path for path in paths)
     if re.search(r"""['"(){}\\$]""", value):
         return value
     if value.startswith("["):
@@ -118,29 +118,29 @@ def expand_sweep(overrides: Sequence[str]) -> list[SweepJob]:
     parsed_overrides = parse_overrides(overrides)
     is_swept = [override.is_sweep_override() for override in parsed_overrides]
     return [
-        SweepJob(list(job), list(itertools.compress(job, is_swept)))
-        for job in itertools.product(*map(_list_sweep_values, parsed_overrides))
+        SweepJob(list(job_overrides), list(itertools.compress(job_overrides, is_swept)))
+        for job_overrides in itertools.product(*map(_list_sweep_values, parsed_overrides))
     ]
 
 
 def _list_sweep_values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [str(override.input_line)]
-    name = override.get_key_element()
-    text = str(override.input_line).partition("=")[2]
+    key_text = override.get_key_element()
+    values_text = str(override.input_line).partition("=")[2]
     # Keep the digits of numbers: Hydra reads 1.10 as 1.1.
     if override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search(
-        r"""['"()\[\]{}\\$]""", text
+        r"""['"()\[\]{}\\$]""", values_text
     ):
-        return [f"{name}={value.strip()}" for value in text.split(",")]
+        return [f"{key_text}={value.strip()}" for value in values_text.split(",")]
     try:
-        return [f"{name}={value}" for value in override.sweep_string_iterator()]
+        return [f"{key_text}={value}" for value in override.sweep_string_iterator()]
     except HydraException as error:  # glob(...) lists files of config groups
-        text = (
+        message = (
             f"{override.input_line}: not supported in a multirun ({error}); allowed: key=a,b, "
             "choice(a, b), range(0, 3); fix: list the values"
         )
-        raise ConfigError(text, "invalid_syntax") from error
+        raise ConfigError(message, "invalid_syntax") from error
 
 
 def _prepare_overrides(
@@ -172,15 +172,15 @@ def _selects_config_group(
 
 
 def _format_override(override: Override, schema: type[Section]) -> str:
-    """Return ``override`` for Hydra. A number is quoted if the key is a text."""
+    """Return ``override`` for Hydra. A number is quoted if the key has values of type text."""
     path = override.key_or_group
-    digits = read_number_as_text(override, _find_key(path, schema))
-    text = str(override.input_line).lstrip("+")
-    return text if digits is None else quote_override(path, digits)
+    number_text = read_number_as_text(override, _find_key(path, schema))
+    override_text = str(override.input_line).lstrip("+")
+    return override_text if number_text is None else quote_override(path, number_text)
 
 
 def read_number_as_text(override: Override, key: Key | None) -> str | None:
-    """Return the number in ``override`` as text if it sets the text ``key``, else None.
+    """Return the number in ``override`` as text if ``key`` has values of type text, else None.
 
     Hydra reads 1.10 as 1.1.
     """
@@ -230,29 +230,29 @@ def _find_key(path: str, schema: type[Section]) -> Key | None:
 
 
 def _is_key_of_missing_package(path: str) -> bool:
-    """Return True for the keys of an environment whose package is missing: they are not known."""
+    """Return True for a key of an environment whose package is missing, so its keys are unknown."""
     name = _get_env_name(path)
     return bool(name) and find_env_section_class(name) is None  # check_env refuses the environment
 
 
 def _get_env_name(path: str) -> str:
     """Return the registered environment to whose section ``path`` belongs, or ""."""
-    section, _, rest = path.partition(".")
-    name = rest.partition(".")[0]
+    section, _, path_in_section = path.partition(".")
+    name = path_in_section.partition(".")[0]
     return name if section == "env" and name in env_names() else ""
 
 
 def _strip_config_suffix(name: str, directories: Sequence[Path]) -> str:
     """Return the config name without the suffix .yaml. Raise ``ConfigError`` if it is a path."""
     name = name.removesuffix(".yaml")
-    file = Path(name).expanduser()
+    file_path = Path(name).expanduser()
     is_in_directory = any((directory / f"{name}.yaml").is_file() for directory in directories)
-    is_other_file = not is_in_directory and Path(f"{file}.yaml").is_file()
+    is_file_elsewhere = not is_in_directory and Path(f"{file_path}.yaml").is_file()
     # A name may contain folders, as sub/NAME, but it is relative to a directory of configs.
-    if is_other_file or {"", ".", "..", "~"} & set(name.split("/")):
+    if is_file_elsewhere or {"", ".", "..", "~"} & set(name.split("/")):
         raise ConfigError(
             f"--config-name {name}: a path; allowed: the name of a config; "
-            f"fix: --config-path {file.parent} --config-name {file.name}",
+            f"fix: --config-path {file_path.parent} --config-name {file_path.name}",
             "unknown_name",
         )
     return name

@@ -23,7 +23,7 @@ ACTOR_SECTION = "actor_rollout_ref.actor"
 REF_SECTION = "actor_rollout_ref.ref"
 ROLLOUT_SECTION = "actor_rollout_ref.rollout"
 CORRECTION_SECTION = "algorithm.rollout_correction"
-# Built-in reward managers, whose rewards of turns are those of the environment.
+# Built-in reward managers. They use the environment's rewards of turns.
 TURN_REWARD_MANAGERS = ("episode", "naive", "prime", "step")
 # Discounts and the built-in estimators that read them.
 ESTIMATORS_WITH_DISCOUNT = {
@@ -100,8 +100,8 @@ def map_keys_copied_to_env_section(cfg: PPOConfig) -> Mapping[str, str]:
 
     Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
     """
-    settings = cfg.env.active_section
-    return {} if settings is None else settings.data_keys
+    env_settings = cfg.env.active_section
+    return {} if env_settings is None else env_settings.data_keys
 
 
 def uses_file_tasks(cfg: PPOConfig) -> bool:
@@ -126,8 +126,8 @@ def find_post_rollout_reward_key(cfg: PPOConfig) -> str | None:
 
 
 def _find_trajectory_function_key(cfg: PPOConfig) -> str | None:
-    is_set = cfg.custom_reward_function.path and not uses_file_tasks(cfg)
-    return "custom_reward_function.path" if is_set else None
+    has_trajectory_function = cfg.custom_reward_function.path and not uses_file_tasks(cfg)
+    return "custom_reward_function.path" if has_trajectory_function else None
 
 
 def find_key_replacing_turn_rewards(cfg: PPOConfig) -> str | None:
@@ -141,7 +141,7 @@ def find_key_replacing_turn_rewards(cfg: PPOConfig) -> str | None:
 
 
 def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
-    """Map each key that is ignored because ``reward_model.rule_weight`` is 0 to the reason."""
+    """Return the keys that ``reward_model.rule_weight=0`` makes ineffective, with the reasons."""
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
     why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
@@ -154,14 +154,14 @@ def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
 
 
 def find_unused_discounts(cfg: PPOConfig) -> dict[str, str]:
-    """Map each discount that is not 1 and that the estimator does not read to the reason."""
+    """Return the discounts other than 1 that the estimator does not read, each with the reason."""
     estimator = cfg.algorithm.adv_estimator
     if estimator not in {*AdvantageEstimator}:  # user-provided
         return {}
     return {
-        key: f"{estimator} does not read it; these estimators do: {', '.join(readers)}"
-        for key, readers in ESTIMATORS_WITH_DISCOUNT.items()
-        if estimator not in readers and value_at_path(cfg, key) != 1
+        key: f"{estimator} does not read it; these estimators do: {', '.join(reading_estimators)}"
+        for key, reading_estimators in ESTIMATORS_WITH_DISCOUNT.items()
+        if estimator not in reading_estimators and value_at_path(cfg, key) != 1
     }
 
 
@@ -176,8 +176,8 @@ def find_greedy_override(sampling: ValSamplingConfig | RolloutConfig) -> str | N
 
 def can_drop_or_truncate_prompts(cfg: PPOConfig) -> bool:
     """Return True if the environment can drop tasks with too long prompts, or truncate prompts."""
-    settings = cfg.env.active_section
-    return settings is not None and settings.can_drop_or_truncate_prompts
+    env_settings = cfg.env.active_section
+    return env_settings is not None and env_settings.can_drop_or_truncate_prompts
 
 
 def choose_default_group_size(cfg: PPOConfig) -> int:
@@ -204,8 +204,8 @@ def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
 
 def count_tasks_of_env_section(env: EnvConfig, split: str) -> int | None:
     """Return the number of tasks of ``split`` if section ``env.<name>`` states it, or None."""
-    settings = env.active_section
-    return None if settings is None else settings.count_configured_tasks(split)
+    env_settings = env.active_section
+    return None if env_settings is None else env_settings.count_configured_tasks(split)
 
 
 def count_known_train_tasks(env: EnvConfig) -> int | None:
@@ -221,13 +221,13 @@ def count_mini_batches(cfg: PPOConfig, size: int) -> int:
 
 
 def _count_critic_mini_batches(cfg: PPOConfig) -> int | None:
-    size = cfg.critic.ppo_mini_batch_size
-    if size is None:
+    mini_batch_size = cfg.critic.ppo_mini_batch_size
+    if mini_batch_size is None:
         return cfg.actor_rollout_ref.actor.ppo_mini_batches
-    return count_mini_batches(cfg, size)
+    return count_mini_batches(cfg, mini_batch_size)
 
 
-# Keys of rollout and ref -> keys of the actor that have their default values.
+# Keys of rollout and ref -> keys of the actor, whose values are their defaults.
 LOG_PROB_SOURCES = {
     "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
     "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
@@ -294,9 +294,9 @@ def derive_values(cfg: ConfigT) -> ConfigT:
             _derive_missing_value(cfg, path, rule)
         # A function that reads a refused key raises MissingKeyError. The values that it sets stay
         # null.
-        for derive in (_choose_importance_weights, _copy_gdpo_rewards, _fill_lora_settings):
+        for fill_values in (_choose_importance_weights, _copy_gdpo_rewards, _fill_lora_settings):
             with contextlib.suppress(MissingKeyError):
-                derive(cfg)
+                fill_values(cfg)
     if isinstance(cfg, SFTConfig):
         for path, rule in SFT_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
@@ -349,17 +349,17 @@ def _fill_lora_settings(cfg: PPOConfig) -> None:
     values.
     """
     model = cfg.actor_rollout_ref.model
-    start, resumed = AdapterSettings(0, DEFAULT_LORA_ALPHA, ()), None
+    adapter, resumed = AdapterSettings(0, DEFAULT_LORA_ALPHA, ()), None
     if model.lora_adapter_path:
         with contextlib.suppress(MissingKeyError):
             resumed = find_resumed_adapter(cfg.trainer)
         with contextlib.suppress(ValueError):  # find_lora_problems reports an invalid adapter
-            start = resumed[1] if resumed else read_adapter_settings(model.lora_adapter_path)
-    model.lora_rank = model.lora_rank or start.rank
+            adapter = resumed[1] if resumed else read_adapter_settings(model.lora_adapter_path)
+    model.lora_rank = model.lora_rank or adapter.rank
     if model.lora_alpha is None:
-        model.lora_alpha = start.alpha
+        model.lora_alpha = adapter.alpha
     if model.target_modules is None:
-        model.target_modules = start.target_modules or DEFAULT_TARGET_MODULES
+        model.target_modules = adapter.target_modules or DEFAULT_TARGET_MODULES
 
 
 def _copy_gdpo_rewards(cfg: PPOConfig) -> None:

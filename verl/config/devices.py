@@ -31,7 +31,7 @@ MACHINE_PATTERN = re.compile(
     r"(?::(?P<memory>\d+(?:\.\d+)?)(?:gi?b)?)?",
     re.IGNORECASE,
 )
-ALLOWED = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8xA100:40"
+ALLOWED_MACHINES = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8xA100:40"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def parse_machine(text: str) -> Machine:
     """Parse a text such as ``2x8xA100:40``; raise ``ConfigError`` for an unknown GPU or format."""
     match = MACHINE_PATTERN.fullmatch(text.strip())
     if match is None:
-        message = f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100"
+        message = f"--on {text}: no devices; allowed: {ALLOWED_MACHINES}; fix: --on 8xH100"
         raise ConfigError(message, "invalid_syntax")
     name = match["name"]
     memory_gb_by_name = {key.lower(): value for key, value in MEMORY_GB.items()}
@@ -79,10 +79,10 @@ def _find_missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[Problem]
     trainer = cfg.trainer
     for key, num_available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
         if getattr(trainer, key) > num_available:
-            path = f"trainer.{key}"
+            key_path = f"trainer.{key}"
             why = f"--on gives {machine}"
-            allowed, fix = f"{num_available} or fewer", f"{path}={num_available}"
-            yield build_problem(cfg, path, why, allowed, fix, "does_not_fit")
+            allowed, fix = f"{num_available} or fewer", f"{key_path}={num_available}"
+            yield build_problem(cfg, key_path, why, allowed, fix, "does_not_fit")
     needed_gpus = trainer.nnodes * trainer.n_gpus_per_node
     if engines_have_separate_gpus(cfg, "cuda"):
         needed_gpus += sum(count_engine_gpus_by_node(cfg))

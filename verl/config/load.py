@@ -75,15 +75,15 @@ def read_config(
     problems += dotted_key_problems
     for plugin in ENVIRONMENT_PLUGINS:
         plugin.preprocess(config_values, schema)
-    file_paths = _list_keys_set_in_files(name, config_path)
+    keys_set_in_files = _list_keys_set_in_files(name, config_path)
     # An unknown key of the command line is reported already.
-    _drop_retired_keys(config_values, schema, file_paths)
-    parsed = _parse_tree(config_values, schema)
-    parsed.problems = [*problems, *parsed.problems]
-    paths = [*_list_override_keys(overrides), *file_paths]
+    _drop_retired_keys(config_values, schema, keys_set_in_files)
+    parsed_config = _parse_tree(config_values, schema)
+    parsed_config.problems = [*problems, *parsed_config.problems]
+    keys_set_by_user = [*_list_override_keys(overrides), *keys_set_in_files]
     for plugin in ENVIRONMENT_PLUGINS:
-        parsed.unused_keys += plugin.check_set_keys(config_values, paths)
-    return parsed
+        parsed_config.unused_keys += plugin.check_set_keys(config_values, keys_set_by_user)
+    return parsed_config
 
 
 def _list_override_keys(overrides: Sequence[str]) -> list[str]:
@@ -91,12 +91,12 @@ def _list_override_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
-    paths: list[str] = []
+    key_paths: list[str] = []
     for file, content in read_user_config_files(name, config_path).items():
         # Skip the stored config of a run. It has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
-            paths += [path for path, value in _iterate_leaves(content) if value != {}]
-    return paths
+            key_paths += [path for path, value in _iterate_leaves(content) if value != {}]
+    return key_paths
 
 
 def _should_disable_cold_start(
@@ -112,8 +112,8 @@ def _should_disable_cold_start(
     """
     keys = _list_override_keys(overrides)
     sets_cold_start = any(_is_at_or_below(key, "cold_start") for key in keys)
-    is_enabled = OmegaConf.select(tree, "cold_start.enable")
-    if POLICY_PATH_KEY not in keys or sets_cold_start or not is_enabled:
+    is_cold_start_enabled = OmegaConf.select(tree, "cold_start.enable")
+    if POLICY_PATH_KEY not in keys or sets_cold_start or not is_cold_start_enabled:
         return False
     other_overrides = [
         override for key, override in zip(keys, overrides, strict=True) if key != POLICY_PATH_KEY
@@ -145,30 +145,30 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
     # Add the defaults of environments first: interpolations may refer to them.
     problems = _fill_env_defaults(tree, schema)
     resolved_tree, interpolation_problems = _resolve_interpolations(tree)
-    sections = _find_env_section_classes(resolved_tree, schema)
+    env_classes = _find_env_section_classes(resolved_tree, schema)
     tree_without_env_sections = dict(resolved_tree)
-    if sections:
+    if env_classes:
         tree_without_env_sections["env"] = {
-            name: value for name, value in resolved_tree["env"].items() if name not in sections
+            name: value for name, value in resolved_tree["env"].items() if name not in env_classes
         }
     read_result = read_section(schema, convert_text_values(tree_without_env_sections, schema))
     # If the section cannot be read, use the defaults, so that environments are still checked.
     config = read_result.section if read_result.section is not None else schema()
-    messages = dict(read_result.problems)
-    for name, cls in sections.items():
+    problems_by_path = dict(read_result.problems)
+    for name, cls in env_classes.items():
         path, values = f"env.{name}", resolved_tree["env"][name]
         if not isinstance(values, Mapping):
-            text = f"{path}={values!r}: a section, not a value; set its keys: {path}.KEY=..."
-            messages[path] = Problem(text, "wrong_type")
+            message = f"{path}={values!r}: a section, not a value; set its keys: {path}.KEY=..."
+            problems_by_path[path] = Problem(message, "wrong_type")
             continue
         env_read_result = read_section(cls, convert_text_values(values, cls), path)
-        messages |= env_read_result.problems
+        problems_by_path |= env_read_result.problems
         if env_read_result.section is not None and hasattr(config, "env"):
             setattr(value_at_path(config, "env"), name, env_read_result.section)
     for path in interpolation_problems:
         # No check may report the text of an unresolved interpolation.
         delete_key(config, path)
-    problems += _select_root_problems(messages | interpolation_problems, tree)
+    problems += _select_root_problems(problems_by_path | interpolation_problems, tree)
     if not problems:
         # Copy the tree before derived values are filled in: --cfg job prints null for them, and
         # only --resolve prints their values.
@@ -204,19 +204,19 @@ def _nest_dotted_keys(
     for name, value in values.items():
         key_path = f"{path}{name}"
         if not isinstance(name, str):
-            rule = "the key is not a text; allowed: names of keys; fix: delete it"
-            problems.append(Problem(f"{key_path}: {value!r}: {rule}", "invalid_syntax"))
+            why = "the key is not a text; allowed: names of keys; fix: delete it"
+            problems.append(Problem(f"{key_path}: {value!r}: {why}", "invalid_syntax"))
             continue
-        subsection = _find_section_class(cls, key_path)
+        subsection_class = _find_section_class(cls, key_path)
         if "." in name:
             nested_tree = _nest_value(name, value)
             fix = f"nest it: {name.replace('.', ': {')}: {value}{'}' * name.count('.')}"
-            rule = "a key with dots in it; allowed: nested sections (dots are for command lines)"
-            problems.append(Problem(f"{key_path}: {value!r}: {rule}; fix: {fix}", "invalid_syntax"))
+            why = "a key with dots in it; allowed: nested sections (dots are for command lines)"
+            problems.append(Problem(f"{key_path}: {value!r}: {why}; fix: {fix}", "invalid_syntax"))
             nested_values = merge_config_trees(nested_tree, nested_values)
-        elif subsection is not None and isinstance(value, Mapping):
+        elif subsection_class is not None and isinstance(value, Mapping):
             nested_tree, nested_problems = _nest_dotted_keys(
-                dict(value), subsection, f"{key_path}."
+                dict(value), subsection_class, f"{key_path}."
             )
             nested_values = merge_config_trees(nested_values, {name: nested_tree})
             problems += nested_problems
@@ -226,16 +226,16 @@ def _nest_dotted_keys(
 
 
 def _drop_retired_keys(
-    values: Tree, cls: type[Section], user_paths: Sequence[str], path: str = ""
+    values: Tree, cls: type[Section], keys_set_by_user: Sequence[str], path: str = ""
 ) -> None:
-    """Remove the ``retired_keys`` of ``cls`` from ``values``, except those in ``user_paths``."""
+    """Remove keys of earlier versions from ``values``, except those in ``keys_set_by_user``."""
     for name in cls.retired_keys:
-        if f"{path}{name}" not in user_paths:
+        if f"{path}{name}" not in keys_set_by_user:
             values.pop(name, None)
     for name, key in collect_direct_keys(cls).items():
         section_values = values.get(name)
         if key.section is not None and isinstance(section_values, dict):
-            _drop_retired_keys(section_values, key.section, user_paths, f"{path}{name}.")
+            _drop_retired_keys(section_values, key.section, keys_set_by_user, f"{path}{name}.")
 
 
 def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
@@ -336,8 +336,8 @@ def _select_root_problems(problems: Mapping[str, Problem], tree: Tree) -> list[P
         for invalid_path in problems
         if _is_at_or_below(name, invalid_path)
     }
-    causes = {_find_cause(path, invalid_references) for path in problems}
-    return [message for path, message in problems.items() if path in causes]
+    root_cause_paths = {_find_cause(path, invalid_references) for path in problems}
+    return [message for path, message in problems.items() if path in root_cause_paths]
 
 
 def _find_cause(path: str, invalid_references: Mapping[str, str]) -> str:
@@ -361,10 +361,10 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     keys = collect_section_keys(type(cfg))
     reasons = {}
     for path, key in keys.items():
-        unused = key.unused_annotation
+        unused_annotation = key.unused_annotation
         # Keys with ``Unused.instead`` are refused by ``refuse_keys_without_effect``.
-        if unused and not unused.instead:
-            reasons[path] = unused.why
+        if unused_annotation and not unused_annotation.instead:
+            reasons[path] = unused_annotation.why
         elif key.is_gpu_only and device == "cpu":
             reasons[path] = "there is no GPU here"
     if isinstance(cfg, PPOConfig) and not derive.can_drop_or_truncate_prompts(cfg):

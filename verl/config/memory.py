@@ -44,8 +44,8 @@ MODEL_CONFIG_SIZE_KEYS = (
     "num_attention_heads",
     "num_key_value_heads",
 )
-# Bytes in Ray's object store per token of a row: tokens, log-probs and texts of its trajectory, and
-# the columns that an update reads. Both were measured with trajectories of ten turns.
+# Bytes in Ray's object store per token of a row: of its trajectory (tokens, log-probs, texts), and
+# of the columns that an update reads. Both were measured with trajectories of ten turns.
 TRAJECTORY_BYTES_PER_TOKEN = 50
 ROW_BYTES_PER_TOKEN = 40
 OTHER_OBJECTS_GB = 1.0  # assumed size of all other objects in Ray's object store, GB
@@ -68,8 +68,8 @@ def read_policy_size(path: Path) -> PolicySize:
     """Return the size of the policy in directory ``path``, without reading its weights."""
     from safetensors import SafetensorError, safe_open
 
-    config = path / "config.json"
-    if not config.is_file():
+    config_file = path / "config.json"
+    if not config_file.is_file():
         return PolicySize()
     parameters = 0
     for file in path.glob("*.safetensors"):
@@ -79,7 +79,7 @@ def read_policy_size(path: Path) -> PolicySize:
                 parameters += sum(math.prod(tensor.get_shape()) for tensor in slices)
         except SafetensorError as error:
             raise ValueError(f"{file}: {error}; fix: copy the file again") from error
-    model_config = json.loads(config.read_text())
+    model_config = json.loads(config_file.read_text())
     sizes = [model_config.get(key) for key in MODEL_CONFIG_SIZE_KEYS]
     # A later check of the model reports sizes that are not integers.
     known_sizes = [size if isinstance(size, int) else None for size in sizes]
@@ -96,19 +96,19 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     # norms of queries and keys. Queries of Qwen3.5 have a gate of the same size.
     is_hybrid = new_policy.architecture == "qwen3_5"
     query_projections = 3 if is_hybrid else 2
-    attention = hidden * (query_projections * query_width + 2 * key_width) + 2 * head_width
-    feed_forward = 3 * hidden * new_policy.intermediate_size + 2 * hidden  # SwiGLU and two norms
-    embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
+    attention_params = hidden * (query_projections * query_width + 2 * key_width) + 2 * head_width
+    mlp_params = 3 * hidden * new_policy.intermediate_size + 2 * hidden  # SwiGLU and two norms
+    embedding_params = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
     num_layers = new_policy.num_hidden_layers
     num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
     # Linear attention: projections to queries, keys, values, gate and output; a convolution of
     # width 4 over queries, keys and values; a norm; per head two projections and two scalars.
     conv_width = 2 * key_width + query_width
-    linear_attention = hidden * (conv_width + 2 * query_width) + 4 * conv_width + head_width
-    linear_attention += 2 * new_policy.num_attention_heads * (hidden + 1)
-    layers = num_layers * feed_forward + num_linear_layers * linear_attention
-    layers += (num_layers - num_linear_layers) * attention
-    return embeddings + layers + hidden  # with the norm after the last layer
+    linear_attention_params = hidden * (conv_width + 2 * query_width) + 4 * conv_width + head_width
+    linear_attention_params += 2 * new_policy.num_attention_heads * (hidden + 1)
+    layer_params = num_layers * mlp_params + num_linear_layers * linear_attention_params
+    layer_params += (num_layers - num_linear_layers) * attention_params
+    return embedding_params + layer_params + hidden  # with the norm after the last layer
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
@@ -203,14 +203,14 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
         return None
     loading_bytes = size.parameters * WEIGHT_BYTES_PER_PARAMETER
     rollout = cfg.actor_rollout_ref.rollout
-    weights = size.parameters * BYTES_PER_VALUE[rollout.dtype]
+    engine_weight_bytes = size.parameters * BYTES_PER_VALUE[rollout.dtype]
     # Three copies of the weights: gathered (float32), cast, and in the object store.
-    uses_store = resolve_weight_transfer(cfg, "cuda") == "store"
-    sync_bytes = loading_bytes + 2 * weights if uses_store else 0
+    uses_object_store = resolve_weight_transfer(cfg, "cuda") == "store"
+    sync_bytes = loading_bytes + 2 * engine_weight_bytes if uses_object_store else 0
     # A checkpoint has one copy of the policy, whose shards are distributed over some nodes.
-    ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
-    nodes = -(-ranks // cfg.trainer.n_gpus_per_node)
-    checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / nodes
+    num_ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
+    num_nodes = -(-num_ranks // cfg.trainer.n_gpus_per_node)
+    checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / num_nodes
     # An asynchronous save continues during the weight sync of the next training step.
     if cfg.trainer.async_save:
         return max(loading_bytes, sync_bytes + checkpoint_bytes)
@@ -242,9 +242,9 @@ def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, max_rows: int) ->
     It holds the trajectories of a step (of two if rollouts overlap with updates), the rows that are
     sent to the ranks, and possibly the weights. Trajectories of validations are not counted.
     """
-    tokens = max_rows * (cfg.data.max_prompt_length + cfg.data.max_response_length)
+    step_tokens = max_rows * (cfg.data.max_prompt_length + cfg.data.max_response_length)
     num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2
-    store_bytes = tokens * (num_rollouts * TRAJECTORY_BYTES_PER_TOKEN + ROW_BYTES_PER_TOKEN)
+    store_bytes = step_tokens * (num_rollouts * TRAJECTORY_BYTES_PER_TOKEN + ROW_BYTES_PER_TOKEN)
     if resolve_weight_transfer(cfg, guess_device(cfg.trainer.device)) == "store":
         store_bytes += (size.parameters or 0) * BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype]
     return OTHER_OBJECTS_GB + store_bytes / 1e9
@@ -280,10 +280,10 @@ def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
     """Return the bytes of activations that one rank keeps for backward of one micro-batch."""
     if size.num_layers is None or size.hidden_size is None:
         return 0
-    num_values = count_micro_batch_tokens(cfg) * size.num_layers * size.hidden_size
+    num_activations = count_micro_batch_tokens(cfg) * size.num_layers * size.hidden_size
     if not cfg.actor_rollout_ref.model.enable_gradient_checkpointing:
-        num_values *= ACTIVATION_WIDTHS_PER_LAYER
-    return num_values * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
+        num_activations *= ACTIVATION_WIDTHS_PER_LAYER
+    return num_activations * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
 
 
 def find_memory_problems(
@@ -327,7 +327,7 @@ def _find_device_problems(
         return
     rollout = cfg.actor_rollout_ref.rollout
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
-    fsdp = "actor_rollout_ref.actor.fsdp_config"
+    fsdp_path = "actor_rollout_ref.actor.fsdp_config"
     has_separate_gpus = engines_have_separate_gpus(cfg, "cuda")
     needed_update_bytes = estimate_update_bytes(cfg, size) or 0.0
     # An engine that does not sleep keeps its memory while the policy is updated.
@@ -338,7 +338,7 @@ def _find_device_problems(
         memory_text = _format_gib(needed_update_bytes, device_bytes)
         yield Problem(
             f"plan: a GPU needs {memory_text} for an update; fix: fewer tokens per micro-batch, "
-            f"enable_gradient_checkpointing=true, more ranks, or {fsdp}.offload_policy=true",
+            f"enable_gradient_checkpointing=true, more ranks, or {fsdp_path}.offload_policy=true",
             "does_not_fit",
         )
     needed_rollout_bytes = estimate_rollout_bytes(cfg, size, device_bytes) or 0.0
@@ -346,7 +346,7 @@ def _find_device_problems(
         has_cache_size = rollout.kv_cache_gb is not None
         fix = f"a smaller {'actor_rollout_ref.rollout.kv_cache_gb' if has_cache_size else key}"
         if not has_separate_gpus:
-            fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
+            fix += f", or {fsdp_path}.param_offload=true {fsdp_path}.optimizer_offload=true"
         memory_text = _format_gib(needed_rollout_bytes, device_bytes)
         message = f"plan: a GPU needs {memory_text} while its engine generates; fix: {fix}"
         yield Problem(message, "does_not_fit")
@@ -381,8 +381,8 @@ def _estimate_reference_bytes(cfg: PPOConfig, parameters: int) -> float:
 
 
 def _count_ranks_per_copy(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
-    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    return ranks if fsdp.fsdp_size in (-1, 0) else min(fsdp.fsdp_size, ranks)
+    num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    return num_ranks if fsdp.fsdp_size in (-1, 0) else min(fsdp.fsdp_size, num_ranks)
 
 
 def _format_gib(needed_bytes: float, available_bytes: float, label: str = "there are") -> str:

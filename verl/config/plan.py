@@ -32,14 +32,14 @@ TRANSFER_TEXTS = {
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
 }
 
-# Prompts and rows with each value of ``env.history``.
+# Text of the plan about prompts and rows, by the value of ``env.history``.
 HISTORY_TEXTS: dict[History, str] = {
     "append": "a prompt is all earlier tokens, a trajectory one row",
     "window": "each turn is one row with a new prompt",
     "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
 
-# Tokens that several rows have in common, with each value of ``env.history``.
+# Text of the plan about tokens that several rows share, by the value of ``env.history``.
 SHARED_PREFIXES: dict[History, str] = {
     "append": "rows of a group share the first prompt",
     "window": "rows of a group share the first turns, and other rows the head of the prompt",
@@ -60,7 +60,7 @@ class PlanFacts(PolicySize):
     lora_sync: LoraSync | None = None  # what a weight sync sends with LoRA: adapter or merged
     merged_reason: str = ""  # why a weight sync with LoRA sends merged weights
     cold_start_config_name: str = ""  # config of the supervised training (cold start) of the policy
-    audit: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
+    audit_text: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
     device_memory_gb: float | None = None  # GiB of one GPU
     engine_note: str = ""  # what makes the rollout engine slow with this policy
     history_note: str = ""  # what the chat template of the policy does with earlier turns
@@ -91,9 +91,9 @@ class Plan:
 
     def iterate_labelled_lines(self) -> Iterator[tuple[str, str]]:
         """Yield label and value of each line of the printed plan."""
-        ranks = _format_count(self.ranks, "training rank")
-        threads = _format_count(self.threads_per_rank, "thread")
-        yield "device", f"{self.facts.device}, {ranks} x {threads}"
+        ranks_text = _format_count(self.ranks, "training rank")
+        threads_text = _format_count(self.threads_per_rank, "thread")
+        yield "device", f"{self.facts.device}, {ranks_text} x {threads_text}"
         yield from self._iterate_workload_lines()
         available_gb = self.facts.memory_gb
         yield "memory", _format_memory(self.memory_gb, available_gb, self.device_memory_gb)
@@ -104,18 +104,18 @@ class Plan:
         raise NotImplementedError
 
     def _describe_forward_passes(
-        self, max_row_tokens: int, kernels: str, branch_cost: str = ""
+        self, max_row_tokens: int, kernel_name: str, branch_cost: str = ""
     ) -> str:
-        limit = self.facts.max_packed_tokens
-        check = "log-probs are compared at load"
-        cost = f"cost: up to {MAX_PADDING:.0%} padding{branch_cost}"
+        max_tokens = self.facts.max_packed_tokens
+        check_text = "log-probs are compared at load"
+        cost_text = f"cost: up to {MAX_PADDING:.0%} padding{branch_cost}"
         if self.facts.row_wise_reason:
-            return f"row by row ({self.facts.row_wise_reason}; {check}); {cost}"
-        length = "" if limit is None else f" up to {limit:,} tokens"
-        text = f"packed (plain causal attention{length}; kernels: {kernels}; {check})"
-        if limit is None or limit >= max_row_tokens:
+            return f"row by row ({self.facts.row_wise_reason}; {check_text}); {cost_text}"
+        length_text = "" if max_tokens is None else f" up to {max_tokens:,} tokens"
+        text = f"packed (plain causal attention{length_text}; kernels: {kernel_name}; {check_text})"
+        if max_tokens is None or max_tokens >= max_row_tokens:
             return text
-        return f"{text}; row by row with rows longer than {limit:,} tokens; {cost}"
+        return f"{text}; row by row with rows longer than {max_tokens:,} tokens; {cost_text}"
 
     def _describe_checkpoints(self) -> str:
         raise NotImplementedError
@@ -125,9 +125,9 @@ class Plan:
 
     def format_text(self) -> str:
         """Return title and lines of the plan as text."""
-        rows = list(self.iterate_labelled_lines())
-        width = max(len(label) for label, _ in rows)
-        return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in rows)])
+        lines = list(self.iterate_labelled_lines())
+        width = max(len(label) for label, _ in lines)
+        return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in lines)])
 
     def build_table(self) -> Any:
         """Return the plan as a ``rich.table.Table``."""
@@ -165,17 +165,19 @@ class PPOPlan(Plan):
         self.cfg = cfg
         env = cfg.env
         actor = cfg.actor_rollout_ref.actor
-        self.is_evaluation = cfg.trainer.val_only or bool(facts.audit)
-        purpose = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
-        self.title = f"{self.run_name}: {'audit' if facts.audit else purpose} on {env.env_name}"
+        self.is_evaluation = cfg.trainer.val_only or bool(facts.audit_text)
+        run_kind = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
+        self.title = (
+            f"{self.run_name}: {'audit' if facts.audit_text else run_kind} on {env.env_name}"
+        )
         self.train_tasks = facts.train_tasks
         if facts.train_tasks is None:
             self.train_tasks = derive.count_known_train_tasks(env)
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
         self.trajectories = derive.count_trajectories_per_step(cfg)
-        self.turns_at_most = self.trajectories * env.max_steps
+        self.max_turns = self.trajectories * env.max_steps
         self.max_rows = compute_max_rows(cfg)
-        self.method_tokens_at_most = self._count_extra_tokens_by_purpose()
+        self.max_extra_tokens_by_purpose = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
@@ -212,18 +214,18 @@ class PPOPlan(Plan):
         return [problem, *super().find_problems()]
 
     def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
+        token_counts: dict[str, int] = {}
         for plugin in METHOD_PLUGINS:
-            counts |= plugin.sampled_tokens(self.cfg, self.turns_at_most)
-        return counts
+            token_counts |= plugin.sampled_tokens(self.cfg, self.max_turns)
+        return token_counts
 
     def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
         yield from self._iterate_rollout_lines()
         if not self.is_evaluation:
             yield from self._iterate_step_lines()
-        stand_in = describe_stand_in(self.cfg)
-        if stand_in:
-            yield "stand-in", f"{stand_in}: not comparable with published numbers"
+        stand_in_text = describe_stand_in(self.cfg)
+        if stand_in_text:
+            yield "stand-in", f"{stand_in_text}: not comparable with published numbers"
         yield from (
             self._iterate_evaluation_lines() if self.is_evaluation else self._iterate_update_lines()
         )
@@ -232,8 +234,10 @@ class PPOPlan(Plan):
     def _iterate_rollout_lines(self) -> Iterator[tuple[str, str]]:
         cfg = self.cfg
         device = self.facts.device
-        threads = _format_count(self.threads_per_engine, "thread")
-        engines_text = f"{_format_count(derive.count_engines(cfg, device), 'engine')} x {threads}"
+        threads_text = _format_count(self.threads_per_engine, "thread")
+        engines_text = (
+            f"{_format_count(derive.count_engines(cfg, device), 'engine')} x {threads_text}"
+        )
         gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
         if gpus_per_engine > 1 and device == "cuda":
             engines_text += f" on {gpus_per_engine} GPUs each"
@@ -258,8 +262,8 @@ class PPOPlan(Plan):
         if self.facts.lora_sync:
             yield "LoRA", self._describe_lora()
         if device != "cpu":
-            transfer = TRANSFER_TEXTS[derive.resolve_weight_transfer(cfg, device)]
-            yield "weights", f"to the engines {transfer}"
+            transfer_text = TRANSFER_TEXTS[derive.resolve_weight_transfer(cfg, device)]
+            yield "weights", f"to the engines {transfer_text}"
 
     def _describe_lora(self) -> str:
         facts = self.facts
@@ -276,30 +280,34 @@ class PPOPlan(Plan):
         cfg = self.cfg
         train_tasks, val_tasks = map(_format_optional, (self.train_tasks, self.val_tasks))
         yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
-        default_size = derive.choose_default_group_size(cfg)
-        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {default_size})"
-        tasks = f"{_format_count(cfg.data.train_batch_size, 'task')} x {group}"
-        trajectories = _format_count(self.trajectories, "trajectory", "trajectories")
-        yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
+        default_group_size = derive.choose_default_group_size(cfg)
+        group_text = f"{cfg.env.rollout.n} (env.rollout.n; default: {default_group_size})"
+        tasks_text = f"{_format_count(cfg.data.train_batch_size, 'task')} x {group_text}"
+        trajectories_text = _format_count(self.trajectories, "trajectory", "trajectories")
+        yield (
+            "one step",
+            f"{tasks_text} = {trajectories_text}, {self.max_turns:,} turns at most",
+        )
         row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
         yield "rows", f"{self.max_rows:,} at most, {row_tokens:,} tokens each at most"
-        tokens = self.turns_at_most * cfg.env.max_turn_tokens
+        max_tokens = self.max_turns * cfg.env.max_turn_tokens
         if cfg.env.compact.enable:
-            num_summaries = self.turns_at_most - self.trajectories
-            tokens += num_summaries * cfg.env.compact.max_summary_tokens
+            num_summaries = self.max_turns - self.trajectories
+            max_tokens += num_summaries * cfg.env.compact.max_summary_tokens
         elif cfg.env.history == "append":
             # A response contains all turns of a trajectory, so max_response_length limits the sum.
-            tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
-        extra_counts = [
-            f" + {count:,} of {purpose}" for purpose, count in self.method_tokens_at_most.items()
+            max_tokens = min(max_tokens, self.trajectories * cfg.data.max_response_length)
+        extra_texts = [
+            f" + {count:,} of {purpose}"
+            for purpose, count in self.max_extra_tokens_by_purpose.items()
         ]
-        yield "sampled tokens", f"{tokens:,} at most{''.join(extra_counts)}"
+        yield "sampled tokens", f"{max_tokens:,} at most{''.join(extra_texts)}"
 
     def _iterate_update_lines(self) -> Iterator[tuple[str, str]]:
         mini_batches_text = _format_count(self.mini_batches, "mini-batch", "mini-batches")
         epochs_text = _format_count(self.cfg.actor_rollout_ref.actor.ppo_epochs, "epoch")
-        steps = _format_count(self.optimizer_steps, "optimizer step")
-        yield "updates", f"{mini_batches_text} x {epochs_text} = {steps} per training step"
+        steps_text = _format_count(self.optimizer_steps, "optimizer step")
+        yield "updates", f"{mini_batches_text} x {epochs_text} = {steps_text} per training step"
         training_steps = _format_optional(self.training_steps)
         optimizer_steps = _format_optional(self.total_optimizer_steps)
         yield "in all", f"{training_steps} training steps, {optimizer_steps} optimizer steps"
@@ -311,36 +319,43 @@ class PPOPlan(Plan):
         if self.facts.row_wise_reason is None:  # the model is not known
             return
         cfg = self.cfg
-        cost = ""
-        if self.method_tokens_at_most:
-            # An alternative starts on average in the middle of its row.
+        branch_cost = ""
+        if self.max_extra_tokens_by_purpose:
+            # An alternative thought starts on average in the middle of its row.
             tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
-            cost = f", and about {tokens:,} tokens of its row again for each alternative"
+            branch_cost = f", and about {tokens:,} tokens of its row again for each alternative"
         max_row_tokens = cfg.actor_rollout_ref.rollout.max_model_len
-        kernels = cfg.actor_rollout_ref.model.attn_implementation
-        yield "forward passes", self._describe_forward_passes(max_row_tokens, kernels, cost)
+        kernel_name = cfg.actor_rollout_ref.model.attn_implementation
+        yield (
+            "forward passes",
+            self._describe_forward_passes(max_row_tokens, kernel_name, branch_cost),
+        )
         yield "prefix tree", self._describe_prefix_tree()
 
     def _describe_prefix_tree(self) -> str:
         prefix_tree = self.cfg.actor_rollout_ref.model.prefix_tree
-        setting = f"actor_rollout_ref.model.prefix_tree={str(prefix_tree).lower()}"
+        setting_text = f"actor_rollout_ref.model.prefix_tree={str(prefix_tree).lower()}"
         if not prefix_tree:
-            return f"off ({setting})"
+            return f"off ({setting_text})"
         if self.facts.row_wise_reason:
             return "off: rows are computed row by row"
         saving = "" if prefix_tree is True else f" if that saves {1 - MAX_TREE_SHARE:.0%} of them"
         reason = SHARED_PREFIXES[self.cfg.env.history]
-        return f"tokens that rows share are computed once{saving} ({setting}): {reason}"
+        return f"tokens that rows share are computed once{saving} ({setting_text}): {reason}"
 
     def _iterate_evaluation_lines(self) -> Iterator[tuple[str, str]]:
         val_sampling = self.cfg.actor_rollout_ref.rollout.val_kwargs
         trajectories_per_task = val_sampling.n
-        tasks = f"{_format_optional(self.val_tasks)} tasks x {trajectories_per_task:,}"
+        tasks_text = f"{_format_optional(self.val_tasks)} tasks x {trajectories_per_task:,}"
         trajectories = None if self.val_tasks is None else self.val_tasks * trajectories_per_task
-        is_greedy = derive.find_greedy_override(val_sampling)
-        sampling = "greedy" if is_greedy else f"sampled at temperature {val_sampling.temperature:g}"
-        evaluation_text = f"{tasks} = {_format_optional(trajectories)} trajectories, {sampling}"
-        audit = self.facts.audit
+        greedy_key = derive.find_greedy_override(val_sampling)
+        sampling = (
+            "greedy" if greedy_key else f"sampled at temperature {val_sampling.temperature:g}"
+        )
+        evaluation_text = (
+            f"{tasks_text} = {_format_optional(trajectories)} trajectories, {sampling}"
+        )
+        audit = self.facts.audit_text
         yield ("audit", audit) if audit else ("evaluation", evaluation_text)
         yield "updates", "none: no training"
 
@@ -353,7 +368,7 @@ class PPOPlan(Plan):
         if model.lora_rank:
             num_trained = _format_optional(facts.trained_parameters)
             text += f"; LoRA of rank {model.lora_rank}: {num_trained} parameters are trained"
-            # The text of an evaluation names its checkpoint below.
+            # For an evaluation, the return statement adds the checkpoint to the text.
             resumed = None if self.is_evaluation else find_resumed_adapter(self.cfg.trainer)
             origin = resumed[0] if resumed else model.lora_adapter_path
             text += f", from {origin}" if origin else ""
@@ -362,7 +377,7 @@ class PPOPlan(Plan):
     def _describe_checkpoints(self) -> str:
         trainer = self.cfg.trainer
         checkpoint_directory = f"{trainer.default_local_dir}/checkpoints"
-        if self.facts.audit:
+        if self.facts.audit_text:
             return "none: no training"
         if trainer.val_only:
             return "none (trainer.val_only=true)"
@@ -370,8 +385,8 @@ class PPOPlan(Plan):
             return "none (trainer.save_freq=0): the trained policy is not kept"
         if trainer.save_freq < 0:
             return f"only after the last step (trainer.save_freq=-1), in {checkpoint_directory}"
-        number = trainer.max_actor_ckpt_to_keep
-        kept_text = f"the newest {number} are kept" if number else "all are kept"
+        num_kept = trainer.max_actor_ckpt_to_keep
+        kept_text = f"the newest {num_kept} are kept" if num_kept else "all are kept"
         interval = f"every {trainer.save_freq} steps and after the last one (trainer.save_freq)"
         return f"{interval}, {kept_text}, in {checkpoint_directory}"
 
@@ -402,9 +417,9 @@ class SFTPlan(Plan):
             self.memory_gb = needed_bytes / GIB
 
     def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
-        stand_in = describe_stand_in(self.cfg) if not self.cfg.data.train_files else ""
-        if stand_in:
-            yield "stand-in", f"{stand_in}: not comparable with published numbers"
+        stand_in_text = describe_stand_in(self.cfg) if not self.cfg.data.train_files else ""
+        if stand_in_text:
+            yield "stand-in", f"{stand_in_text}: not comparable with published numbers"
         epochs_text = _format_count(self.cfg.trainer.total_epochs, "epoch")
         steps = _format_optional(self.total_optimizer_steps)
         yield "updates", f"{epochs_text}, {steps} optimizer steps"
@@ -432,21 +447,21 @@ def make_plan(cfg: PPOConfig | SFTConfig, facts: PlanFacts | None = None) -> Pla
     return PPOPlan(cfg, facts) if isinstance(cfg, PPOConfig) else SFTPlan(cfg, facts)
 
 
-# ---- facts -------------------------------------------------------------------------------------
+# ---- facts about machine and policy --------------------------------------------------------------
 
 
 def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     """Return the facts that can be read without torch: CPU cores, memory, policy size on disk."""
     cold_start_config_name = ""
-    size = PolicySize()
+    policy_size = PolicySize()
     # The size stays unknown if a file or the config of the cold start is invalid. Checks report it.
-    errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-    with contextlib.suppress(*errors):
+    expected_errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+    with contextlib.suppress(*expected_errors):
         if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)
-            size = _find_policy_size(build_cold_start_config(cfg))
+            policy_size = _find_policy_size(build_cold_start_config(cfg))
         else:
-            size = _find_policy_size(cfg)
+            policy_size = _find_policy_size(cfg)
     device = guess_device(cfg.trainer.device)
     return PlanFacts(
         cores=available_cpus(),
@@ -454,7 +469,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
         device=device,
         device_memory_gb=_read_gpu_memory_gb() if device == "cuda" else None,
         cold_start_config_name=cold_start_config_name,
-        **dataclasses.asdict(size),
+        **dataclasses.asdict(policy_size),
     )
 
 
@@ -483,7 +498,7 @@ def _count_val_tasks(cfg: PPOConfig) -> int | None:
     return min(num_declared_tasks, cfg.env.val_tasks)
 
 
-# ---- texts -------------------------------------------------------------------------------------
+# ---- texts of the plan ---------------------------------------------------------------------------
 
 
 def _format_note(note: str) -> str:
@@ -500,8 +515,8 @@ def _describe_policy_source(cfg: PPOConfig) -> str:
     return f"{path}, or the newest checkpoint in {checkpoint_directory}" if should_resume else path
 
 
-def _bytes_to_gib(number: float | None) -> float | None:
-    return None if number is None else number / GIB
+def _bytes_to_gib(num_bytes: float | None) -> float | None:
+    return None if num_bytes is None else num_bytes / GIB
 
 
 def _describe_sft_data(cfg: SFTConfig) -> str:

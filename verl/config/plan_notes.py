@@ -17,7 +17,7 @@ def compute_max_rows(cfg: PPOConfig) -> int:
 
     With ``env.history=append`` a trajectory is one row, otherwise it has at most one row per turn.
     With ``env.compact`` the policy may write a summary before every turn except the first. This
-    turn then begins a new row. With ``chat`` the summary may be another row.
+    turn then begins a new row. With ``env.history=chat`` the summary may be another row.
     """
     trajectories = derive.count_trajectories_per_step(cfg)
     if cfg.env.history == "append" and not cfg.env.compact.enable:
@@ -42,28 +42,28 @@ def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str
             "to overlap them: trainer.rollout_overlap=one_step"
         )
     yield from _iterate_greedy_validation_notes(cfg)
-    ranks = trainer.n_gpus_per_node
-    if trainer.device == "auto" and ranks > 1 and guess_device("auto") == "cpu":
+    num_ranks = trainer.n_gpus_per_node
+    if trainer.device == "auto" and num_ranks > 1 and guess_device("auto") == "cpu":
         yield (
-            f"there is no GPU here, so trainer.device=auto is the CPU with {ranks} ranks; "
-            f"to check it for another machine: --check --on {ranks}xH100"
+            f"there is no GPU here, so trainer.device=auto is the CPU with {num_ranks} ranks; "
+            f"to check it for another machine: --check --on {num_ranks}xH100"
         )
 
 
 def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     actor = cfg.actor_rollout_ref.actor
-    rows = compute_max_rows(cfg)
+    max_rows = compute_max_rows(cfg)
     mini_batch_size = actor.ppo_mini_batch_size
-    steps = -(-rows // mini_batch_size)
+    row_steps = -(-max_rows // mini_batch_size)
     derived_count = derive.count_mini_batches(cfg, mini_batch_size)
-    if actor.ppo_mini_batches != derived_count or steps <= derived_count:
+    if actor.ppo_mini_batches != derived_count or row_steps <= derived_count:
         return
     num_trajectories = derive.count_trajectories_per_step(cfg)
     divisors = [count for count in range(1, num_trajectories + 1) if num_trajectories % count == 0]
-    num_mini_batches = max(count for count in divisors if count <= steps)
+    num_mini_batches = max(count for count in divisors if count <= row_steps)
     yield (
         f"ppo_mini_batch_size={mini_batch_size} counts tasks; agent jobs that count rows would "
-        f"make up to {steps:,} optimizer steps of {rows:,} rows: "
+        f"make up to {row_steps:,} optimizer steps of {max_rows:,} rows: "
         f"{derive.ACTOR_SECTION}.ppo_mini_batches={num_mini_batches}"
     )
 
@@ -89,13 +89,15 @@ def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None) -> Iterator[str]:
 
 
 def _iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
-    sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    key = derive.find_greedy_override(sampling)
-    if key is None:
+    val_sampling = cfg.actor_rollout_ref.rollout.val_kwargs
+    greedy_key = derive.find_greedy_override(val_sampling)
+    if greedy_key is None:
         return
     val_sampling_fields = ValSamplingConfig.model_fields
-    for name in KEYS_IGNORED_BY_GREEDY:
-        value = getattr(sampling, name)
-        if value != val_sampling_fields[name].default and not key.startswith(name):
-            why = f"has no effect, because validation is greedy ({key})"
-            yield f"{VAL_SAMPLING_KEY}.{name}={value} {why}: {RANDOM_SAMPLING_FIX}"
+    for setting_name in KEYS_IGNORED_BY_GREEDY:
+        value = getattr(val_sampling, setting_name)
+        if value != val_sampling_fields[setting_name].default and not greedy_key.startswith(
+            setting_name
+        ):
+            why = f"has no effect, because validation is greedy ({greedy_key})"
+            yield f"{VAL_SAMPLING_KEY}.{setting_name}={value} {why}: {RANDOM_SAMPLING_FIX}"

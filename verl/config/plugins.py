@@ -17,12 +17,12 @@ Schema = TypeVar("Schema", bound=Section)
 class EnvironmentPlugin:
     """Functions that add the sections ``env.<name>`` of registered environments, and check them."""
 
-    names: Callable[[], Collection[str]]
+    list_names: Callable[[], Collection[str]]
     # The class of a section; None if its package cannot be imported.
-    section: Callable[[str], type[Section] | None]
+    find_section_class: Callable[[str], type[Section] | None]
     # Changes the composed config tree before it is validated.
     preprocess: Callable[[dict[str, Any], type[Section]], None]
-    # Refuses paths without effect; arguments: tree, dotted paths that the user set.
+    # Refuses keys without effect; arguments: config tree, dotted paths of keys that the user set.
     check_set_keys: Callable[[Mapping[str, Any], Collection[str]], Problems]
     # Settings by name, of the environment or of each environment of a mixture.
     settings: Callable[[EnvConfig], Mapping[str, EnvSection]]
@@ -39,7 +39,7 @@ class MethodPlugin:
     check: Callable[[PPOConfig | SFTConfig, CheckContext], Problems]
     # Batch column -> override with which the run produces it; "" if it does so anyway.
     columns: Callable[[PPOConfig], Mapping[str, str]]
-    # Purpose of further samples -> largest number of their tokens; arguments: config, turns.
+    # Purpose of additional samples -> their maximum number of tokens; arguments: config, turns.
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]]
 
 
@@ -57,13 +57,17 @@ def extend_schema(schema: type[Schema]) -> type[Schema]:
 
 def env_names() -> list[str]:
     """Return the names of the registered environments."""
-    return [name for plugin in ENVIRONMENT_PLUGINS for name in plugin.names()]
+    return [name for plugin in ENVIRONMENT_PLUGINS for name in plugin.list_names()]
 
 
 def find_env_section_class(name: str) -> type[Section] | None:
     """Return the class of ``env.<name>``; None if it is not registered or cannot be imported."""
-    sections = (plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names())
-    return next(sections, None)
+    section_classes = (
+        plugin.find_section_class(name)
+        for plugin in ENVIRONMENT_PLUGINS
+        if name in plugin.list_names()
+    )
+    return next(section_classes, None)
 
 
 def collect_env_settings(env: EnvConfig) -> Mapping[str, EnvSection]:

@@ -75,12 +75,12 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
 
 def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that estimator, policy loss and engine are registered."""
-    names = ctx.names
+    context_names = ctx.names
     policy_loss_key = "actor_rollout_ref.actor.policy_loss.loss_mode"
     for key, registered_names, builtin_names in (
-        ("algorithm.adv_estimator", names.estimators, ESTIMATORS),
-        (policy_loss_key, names.policy_losses, POLICY_LOSSES),
-        (ENGINE_KEY, names.engines, ENGINES),
+        ("algorithm.adv_estimator", context_names.estimators, ESTIMATORS),
+        (policy_loss_key, context_names.policy_losses, POLICY_LOSSES),
+        (ENGINE_KEY, context_names.engines, ENGINES),
     ):
         known_names = _list_known_names(cfg, registered_names, builtin_names)
         name = value_at_path(cfg, key)
@@ -110,7 +110,7 @@ def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
     has_reward_parts = cfg.custom_reward_function.path or has_file_task_grader(cfg)
     bypass_mode = algorithm.rollout_correction.bypass_mode
     filters_groups = algorithm.filter_groups.enable
-    columns = {
+    overrides = {
         "reward_parts": "" if has_reward_parts else REWARD_PARTS_OVERRIDE,
         "values": "" if cfg.critic.enable else "critic.enable=true",
         "ref_log_prob": "" if has_reference(cfg) else kl_override,
@@ -118,8 +118,8 @@ def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
         "reward_baselines": "algorithm.filter_groups.enable=false" if filters_groups else "",
     }
     for plugin in METHOD_PLUGINS:
-        columns.update(plugin.columns(cfg))
-    return columns
+        overrides.update(plugin.columns(cfg))
+    return overrides
 
 
 def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
@@ -147,13 +147,13 @@ def _estimator_reads(
 
 def check_estimator_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that the batch will have the columns that the estimator declares as inputs."""
-    columns = map_columns_to_overrides(cfg)
+    overrides = map_columns_to_overrides(cfg)
     # If the registries were not read, the inputs of estimators are not known.
     for column in (ctx.names.estimators or {}).get(cfg.algorithm.adv_estimator, ()):
-        if column in UNCONDITIONAL_COLUMNS or columns.get(column) == "":
+        if column in UNCONDITIONAL_COLUMNS or overrides.get(column) == "":
             continue
         allowed = "estimators whose inputs are in the batch"
-        names = ", ".join(sorted({*UNCONDITIONAL_COLUMNS, *columns}))
-        fix = columns.get(column) or f"use an existing column: {names}"
+        column_names = ", ".join(sorted({*UNCONDITIONAL_COLUMNS, *overrides}))
+        fix = overrides.get(column) or f"use an existing column: {column_names}"
         why = f"needs '{column}', which the batch will lack"
         yield build_conflict(cfg, "algorithm.adv_estimator", why, allowed, fix)

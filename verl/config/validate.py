@@ -51,7 +51,7 @@ def find_problems(
     check_files: bool = True,
     lacks_invalid_keys: bool = False,
 ) -> list[Problem]:
-    """Return the messages of all checks on ``cfg``, whose null keys have their derived values.
+    """Return the messages of all checks on ``cfg``, in which derived values are filled in.
 
     If ``names`` is None, only built-in names are valid, and names of environments are not checked.
     With ``check_files``, files that the config names must exist. With ``lacks_invalid_keys``,

@@ -14,8 +14,8 @@ import yaml
 
 from verl.config.settings import ConfigError
 
-MAX_BYTES = 2_000_000
-MAX_VALUES = 20_000  # with aliases expanded
+MAX_YAML_BYTES = 2_000_000
+MAX_YAML_VALUES = 20_000  # values of a YAML text, with aliases expanded
 MAX_DEPTH = 64
 TOO_DEEP_MESSAGE = (
     f"more than {MAX_DEPTH} nested sections; allowed: {MAX_DEPTH} or fewer; fix: nest less deeply"
@@ -32,7 +32,7 @@ def read_included_files(
     Raises ``ConfigError`` for a file above the limits, and for files that include each other in a
     circle. Other mistakes in files are reported by ``compose_tree``.
     """
-    contents: dict[Path, dict[Any, Any]] = {}
+    contents_by_file: dict[Path, dict[Any, Any]] = {}
 
     def add_file(entry: str, group: str, including_files: tuple[Path, ...]) -> None:
         file, file_group = _find_file(entry, group, directories)
@@ -40,15 +40,15 @@ def read_included_files(
             return
         if file in including_files:
             raise ConfigError(_format_circle(file, including_files), "unreadable_file")
-        if file in contents:
+        if file in contents_by_file:
             return
-        contents[file] = content = _read_content(file)
+        contents_by_file[file] = content = _read_content(file)
         for included_entry in _iterate_default_entries(content.get("defaults")):
             add_file(included_entry, file_group, (*including_files, file))
 
     for name in names:
         add_file(name, "", ())
-    return contents
+    return contents_by_file
 
 
 def _find_file(entry: str, group: str, directories: Sequence[Path]) -> tuple[Path | None, str]:
@@ -74,7 +74,7 @@ def _format_circle(file: Path, including_files: tuple[Path, ...]) -> str:
 def _read_content(file: Path) -> dict[Any, Any]:
     try:
         with file.open(encoding="utf-8") as stream:
-            content = parse_yaml(stream.read(MAX_BYTES + 1))
+            content = parse_yaml(stream.read(MAX_YAML_BYTES + 1))
     except YamlLimitError as error:
         raise ConfigError(f"config {file.stem!r}: {file}: {error}", "unreadable_file") from error
     except (OSError, ValueError, yaml.YAMLError):
@@ -90,12 +90,12 @@ class _UniqueKeyLoader(_Loader):
     """Safe loader that refuses a mapping with a repeated key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
+        seen_keys: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in names:
+            if key.value in seen_keys:
                 why = f"found duplicate key {key.value}"
                 raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
-            names.add(key.value)
+            seen_keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -105,8 +105,8 @@ def parse_yaml(text: str) -> Any:
     Raises ``YamlLimitError`` if it exceeds a limit of this module, and ``yaml.YAMLError``, also
     for a mapping that has a key twice.
     """
-    if len(text) > MAX_BYTES:
-        raise YamlLimitError(f"more than {MAX_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
+    if len(text) > MAX_YAML_BYTES:
+        raise YamlLimitError(f"more than {MAX_YAML_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
     _check_limits(text)
     loader = _UniqueKeyLoader(text)
     try:
@@ -124,31 +124,31 @@ def _check_limits(text: str) -> None:
             raise YamlLimitError(TOO_DEEP_MESSAGE)
     counts_by_anchor: dict[str | None, int] = {}  # numbers of values, with aliases expanded
     open_anchors: list[str | None] = []
-    open_counts = [0]  # of the document, and of each open section or list
+    open_value_counts = [0]  # of the document, and of each open section or list
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             open_anchors.append(event.anchor)
-            open_counts.append(1)
+            open_value_counts.append(1)
             if len(open_anchors) > MAX_DEPTH:
                 raise YamlLimitError(TOO_DEEP_MESSAGE)
             continue
         if isinstance(event, yaml.CollectionEndEvent):
-            count = open_counts.pop()
-            counts_by_anchor[open_anchors.pop()] = count
+            num_values = open_value_counts.pop()
+            counts_by_anchor[open_anchors.pop()] = num_values
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in open_anchors:
                 why = f"*{event.anchor} is used inside of &{event.anchor}"
                 fix = "fix: write the value instead of the alias"
                 raise YamlLimitError(f"{why}; allowed: finite values; {fix}")
-            count = counts_by_anchor.get(event.anchor, 1)
+            num_values = counts_by_anchor.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
-            count = counts_by_anchor[event.anchor] = 1
+            num_values = counts_by_anchor[event.anchor] = 1
         else:
             continue
-        open_counts[-1] += count
-        if open_counts[-1] > MAX_VALUES:
-            why = f"more than {MAX_VALUES:,} values, with aliases expanded"
-            raise YamlLimitError(f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA_FIX}")
+        open_value_counts[-1] += num_values
+        if open_value_counts[-1] > MAX_YAML_VALUES:
+            why = f"more than {MAX_YAML_VALUES:,} values, with aliases expanded"
+            raise YamlLimitError(f"{why}; allowed: {MAX_YAML_VALUES:,} or fewer; {MOVE_DATA_FIX}")
 
 
 def _iterate_default_entries(defaults: object) -> Iterator[str]:
@@ -159,17 +159,17 @@ def _iterate_default_entries(defaults: object) -> Iterator[str]:
         elif isinstance(entry, dict):
             for key, value in entry.items():
                 group = ["", *str(key).split()][-1].partition("@")[0]
-                names = value if isinstance(value, list) else [value]
-                yield from (f"{group}/{name}" for name in names)
+                file_names = value if isinstance(value, list) else [value]
+                yield from (f"{group}/{name}" for name in file_names)
 
 
 # ---- writing -----------------------------------------------------------------------------------
 
 # libyaml is ten times as fast as the Python dumper, which shortens --cfg job noticeably.
-_Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-class _Dumper(_Base):
+class _Dumper(_BaseDumper):
     """YAML dumper that quotes strings which some parsers convert: 1e-6 to a number, n to False."""
 
 

@@ -81,7 +81,7 @@ def read_adapter(directory: str | Path) -> dict[str, torch.Tensor]:
 
 def _read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
     path = find_adapter_file(directory, WEIGHTS_FILE)
-    tensors = {name.removeprefix(PEFT_PREFIX): value for name, value in load_file(path).items()}
+    tensors = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in load_file(path).items()}
     invalid_names = find_non_finite(tensors.items())
     if invalid_names:
         raise ValueError(f"{invalid_names[0]} is NaN or infinite")
@@ -94,21 +94,21 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
     Raises ``ValueError`` unless it has the modules, shapes and scales of the adapters of ``model``.
     """
     settings, tensors = read_adapter_settings(directory), _read_tensors(directory)
-    weights = {
+    adapter_parameters = {
         name.replace(f".{ADAPTER_NAME}.", "."): weight
         for name, weight in model.named_parameters()
         if ".lora_" in name
     }
-    shapes, file_shapes = (
+    model_shapes, file_shapes = (
         {(name, tuple(tensor.shape)) for name, tensor in adapter.items()}
-        for adapter in (weights, tensors)
+        for adapter in (adapter_parameters, tensors)
     )
     has_equal_scale = {*lora_scales(model).values()} == {settings.alpha / settings.rank}
-    if shapes != file_shapes or not has_equal_scale:
-        why = sorted(shapes ^ file_shapes)[0] if has_equal_scale else "its scale differs"
+    if model_shapes != file_shapes or not has_equal_scale:
+        why = sorted(model_shapes ^ file_shapes)[0] if has_equal_scale else "its scale differs"
         raise ValueError(f"the adapter in {str(directory)!r} does not fit the model: {why}")
     with torch.no_grad():
-        for name, weight in weights.items():
+        for name, weight in adapter_parameters.items():
             weight.copy_(tensors[name])
 
 
@@ -133,12 +133,12 @@ def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[s
     ``meta``.
     """
     targets = tuple(map(str, expand_target_modules(model, config.target_modules)))
-    shapes = {POLICY_MODEL: AdapterShape(config.lora_rank, targets)}
+    shapes_by_name = {POLICY_MODEL: AdapterShape(config.lora_rank, targets)}
     for name, directory in config.adapters.items():
         adapter = read_adapter(directory)
         targets = tuple(dict.fromkeys(map(get_adapted_module_name, adapter)))
-        shapes[name] = AdapterShape(get_lora_rank(adapter), targets)
-    return shapes
+        shapes_by_name[name] = AdapterShape(get_lora_rank(adapter), targets)
+    return shapes_by_name
 
 
 def get_lora_rank(adapter: Mapping[str, torch.Tensor]) -> int:

@@ -101,17 +101,17 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     layers and its calls of attention. Raises ``UnsupportedArchitectureError`` if neither packed nor
     row-wise passes give the log-probs of plain forward passes.
     """
-    reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
-    if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
-        reasons.append(ATTENTION_NOT_REPLACEABLE)
+    problems = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
+    if not problems and lm.config._attn_implementation != PACKED_ATTENTION:
+        problems.append(ATTENTION_NOT_REPLACEABLE)
     if lm.device.type == "meta":
-        reason = reasons[0] if reasons else _find_attention_problem(lm)
+        reason = problems[0] if problems else _find_attention_problem(lm)
         logits_by_forward = _config_changes_logits(lm.config)
         forward_kind = _make_row_wise_forward(lm, reason) if reason else _make_packed_forward(lm)
-        forward_kind = replace(forward_kind, logits_by_forward=logits_by_forward)
+        forward_kind = replace(forward_kind, computes_logits_by_forward=logits_by_forward)
     else:
         with _without_dropout_and_gradient(lm):
-            forward_kind = _choose_by_log_probs(lm, reasons[0] if reasons else "")
+            forward_kind = _choose_by_log_probs(lm, problems[0] if problems else "")
     set_forward_kind(lm, forward_kind)
     return forward_kind
 
@@ -132,15 +132,15 @@ def unsupported_model_error(
 
 def find_packing_problems(config: "PreTrainedConfig") -> Iterator[str]:
     """Yield a phrase for each feature in ``config`` that packed rows do not support."""
-    text = config.get_text_config()
-    cap = getattr(text, "attn_logit_softcapping", None)
-    if cap:
-        yield f"attn_logit_softcapping={cap}: a soft cap on the attention logits"
-    nested = getattr(text, "attn_config", None)
-    if getattr(text, "alibi", False) or getattr(nested, "alibi", False):
+    text_config = config.get_text_config()
+    attention_soft_cap = getattr(text_config, "attn_logit_softcapping", None)
+    if attention_soft_cap:
+        yield f"attn_logit_softcapping={attention_soft_cap}: a soft cap on the attention logits"
+    attention_config = getattr(text_config, "attn_config", None)
+    if getattr(text_config, "alibi", False) or getattr(attention_config, "alibi", False):
         yield "alibi: it adds a bias by distance to the attention logits"
-    kinds = set(getattr(text, "layer_types", None) or ())
-    for layer_type in sorted(kinds - ATTENTION_LAYERS):
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    for layer_type in sorted(layer_types - ATTENTION_LAYERS):
         has_state = layer_type in LAYERS_WITH_STATE
         why = f"such a layer {RECURRENT_STATE_PROBLEM}" if has_state else "not plain attention"
         yield f"layers of type {layer_type}: {why}"
@@ -153,8 +153,8 @@ def is_packable(config: "PreTrainedConfig") -> bool:
 
 def _config_changes_logits(config: "PreTrainedConfig") -> bool:
     """Return True if ``config`` says that the model scales or caps its logits."""
-    text = config.get_text_config()
-    return any(getattr(text, name, None) not in (None, 1.0) for name in LOGIT_KEYS)
+    text_config = config.get_text_config()
+    return any(getattr(text_config, name, None) not in (None, 1.0) for name in LOGIT_KEYS)
 
 
 def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
@@ -163,17 +163,17 @@ def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
     if any("alibi" in name for name in dir(type(backbone))):
         yield "alibi: it adds a bias by distance to the attention logits"
     for module in decoder_layers(backbone).modules():
-        over_time = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-        if over_time or RECURRENT_CLASS_NAMES.search(type(module).__name__):
+        is_time_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+        if is_time_convolution or RECURRENT_CLASS_NAMES.search(type(module).__name__):
             yield f"its layers have a {type(module).__name__}, which {RECURRENT_STATE_PROBLEM}"
             return
 
 
 def _find_attention_problem(lm: "PreTrainedModel") -> str:
-    """Return why packed attention cannot compute ``lm``, a model on ``meta``, or "".
+    """Return why packed attention cannot compute ``lm``, a model on ``meta``; "" if it can.
 
-    A packed pass of shapes without numbers calls the attention of each layer. An error of another
-    kind ends the pass early and is no problem of attention.
+    A packed pass on ``meta`` calls the attention of each layer. Errors other than
+    ``UnsupportedAttentionError`` end the pass early and are ignored.
     """
     row = pack_rows([torch.zeros(2, dtype=torch.long)], device=lm.device)
     try:
@@ -182,25 +182,27 @@ def _find_attention_problem(lm: "PreTrainedModel") -> str:
             compute_packed_hidden(find_backbone(lm), row.input_ids, row.position_ids, row.layout)
     except UnsupportedAttentionError as error:
         return str(error)
-    except Exception:  # the model's code reads numbers, for example to select experts
+    except Exception:  # the model reads values of tensors, for example to select experts
         return ""
     return ""
 
 
 def _choose_row_wise_attention(lm: "PreTrainedModel") -> str:
-    current = lm.config._attn_implementation or ""
-    if current not in ("", PACKED_ATTENTION):
-        return current
+    current_attention = lm.config._attn_implementation or ""
+    if current_attention not in ("", PACKED_ATTENTION):
+        return current_attention
     # Other implementations than eager ignore a soft cap on the attention logits.
-    capped = getattr(lm.config.get_text_config(), "attn_logit_softcapping", None)
+    attention_soft_cap = getattr(lm.config.get_text_config(), "attn_logit_softcapping", None)
     has_sdpa = lm._supports_sdpa and lm._can_set_attn_implementation()
-    return "sdpa" if has_sdpa and not capped else "eager"
+    return "sdpa" if has_sdpa and not attention_soft_cap else "eager"
 
 
 def _make_row_wise_forward(lm: "PreTrainedModel", reason: str) -> RowWiseForward:
     # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
-    padded = not find_length_dependent_rope(lm.config)
-    return RowWiseForward(_choose_row_wise_attention(lm), padded=padded, reason=reason)
+    should_pad = not find_length_dependent_rope(lm.config)
+    return RowWiseForward(
+        _choose_row_wise_attention(lm), should_pad=should_pad, not_packed_reason=reason
+    )
 
 
 def _make_packed_forward(lm: "PreTrainedModel") -> PackedForward:
@@ -219,13 +221,13 @@ def _make_packed_forward(lm: "PreTrainedModel") -> PackedForward:
 def _without_dropout_and_gradient(lm: "PreTrainedModel") -> Iterator[None]:
     """Disable dropout and gradients inside the context, and restore the random state after it."""
     devices = [lm.device] if lm.device.type == "cuda" else []
-    training = lm.training
+    was_training = lm.training
     lm.eval()  # dropout would make any two forwards differ
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             yield
     finally:
-        lm.train(training)
+        lm.train(was_training)
 
 
 def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
@@ -237,34 +239,38 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     logits_by_forward = _config_changes_logits(lm.config) or forward_changes_logits(lm)
     if not reason:
-        packed = replace(_make_packed_forward(lm), logits_by_forward=logits_by_forward)
+        packed = replace(_make_packed_forward(lm), computes_logits_by_forward=logits_by_forward)
         try:
             _require_packed_attention(lm)
             # Ignore the length limit: the test rows may be longer than a tiny attention window.
-            gap = _measure_smallest_log_prob_gap(lm, replace(packed, limit=None, long_rows=None))
+            log_prob_gap = _measure_smallest_log_prob_gap(
+                lm, replace(packed, max_row_tokens=None, long_row_forward=None)
+            )
         except UnsupportedAttentionError as error:
             reason = str(error)
         else:
-            if gap <= tolerance:
+            if log_prob_gap <= tolerance:
                 return packed
-            reason = f"its log-probs in packed rows {_describe_gap(gap, tolerance)}"
+            reason = f"its log-probs in packed rows {_describe_gap(log_prob_gap, tolerance)}"
     set_attention_implementation(lm, _choose_row_wise_attention(lm))
-    forward_kind = replace(_make_row_wise_forward(lm, reason), logits_by_forward=logits_by_forward)
-    gap = 0.0
+    forward_kind = replace(
+        _make_row_wise_forward(lm, reason), computes_logits_by_forward=logits_by_forward
+    )
+    log_prob_gap = 0.0
     for candidate in dict.fromkeys([forward_kind, replace(forward_kind, attention="eager")]):
-        for padded in dict.fromkeys([candidate.padded, False]):
-            candidate = replace(candidate, padded=padded)
-            gap = _measure_smallest_log_prob_gap(lm, candidate)
-            if gap <= tolerance:
+        for should_pad in dict.fromkeys([candidate.should_pad, False]):
+            candidate = replace(candidate, should_pad=should_pad)
+            log_prob_gap = _measure_smallest_log_prob_gap(lm, candidate)
+            if log_prob_gap <= tolerance:
                 _check_causal(lm, tolerance)
                 return candidate
-    why = f"its log-probs row by row {_describe_gap(gap, tolerance)}"
+    why = f"its log-probs row by row {_describe_gap(log_prob_gap, tolerance)}"
     raise unsupported_model_error(lm.config, why)
 
 
-def _describe_gap(gap: float, tolerance: float) -> str:
+def _describe_gap(log_prob_gap: float, tolerance: float) -> str:
     return (
-        f"differ from plain forwards by up to {gap:.2g} nats "
+        f"differ from plain forwards by up to {log_prob_gap:.2g} nats "
         f"(rounding explains at most {tolerance:g})"
     )
 
@@ -272,11 +278,11 @@ def _describe_gap(gap: float, tolerance: float) -> str:
 def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
     """Raise ``UnsupportedArchitectureError`` if the logits of a token depend on later tokens."""
     tokens = _sample_random_rows(lm, 0)[0].to(lm.device)[None]
-    whole, prefix = (
+    whole_row_log_probs, prefix_log_probs = (
         lm(input_ids=ids, use_cache=False).logits[0, :BRANCH_START].float().log_softmax(-1)
         for ids in (tokens, tokens[:, :BRANCH_START])
     )
-    gap = float((whole - prefix).abs().max())
+    gap = float((whole_row_log_probs - prefix_log_probs).abs().max())
     if not gap <= max(tolerance, TOLERANCES[torch.float32]):
         why = f"its log-probs depend on later tokens (by {gap:.2g} nats): it is not a causal LM"
         raise unsupported_model_error(lm.config, why)
@@ -285,9 +291,9 @@ def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
 def _measure_smallest_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind) -> float:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
-    for draw in range(MAX_COMPARISONS):
+    for seed in range(MAX_COMPARISONS):
         smallest_gap = min(
-            smallest_gap, _measure_log_prob_gap(lm, forward_kind, draw)
+            smallest_gap, _measure_log_prob_gap(lm, forward_kind, seed)
         )  # a NaN is ignored, because min(inf, NaN) is inf in Python
         if smallest_gap <= tolerance:
             break
@@ -310,32 +316,32 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
 
 def _sample_random_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
     """Return random rows of ``ROW_LENGTHS`` tokens, and a branch of ``BRANCH_LENGTH`` tokens."""
-    vocabulary: int = lm.config.get_text_config().vocab_size
-    draw = torch.Generator().manual_seed(seed)
+    vocab_size: int = lm.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(seed)
     lengths = (*ROW_LENGTHS, BRANCH_LENGTH)
-    return [torch.randint(vocabulary, (n,), generator=draw) for n in lengths]
+    return [torch.randint(vocab_size, (n,), generator=generator) for n in lengths]
 
 
 def _measure_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind, seed: int) -> float:
     *rows, branch_tokens = _sample_random_rows(lm, seed)
     branches_by_row = [[], [BranchRequest(BRANCH_START, branch_tokens.tolist())]]
-    packed = pack_rows(rows, branches_by_row, lm.device)
+    packed_rows = pack_rows(rows, branches_by_row, lm.device)
     set_attention_implementation(lm, forward_kind.attention)
-    hidden = forward_kind.compute_hidden(
-        find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout
+    hidden_states = forward_kind.compute_hidden(
+        find_backbone(lm), packed_rows.input_ids, packed_rows.position_ids, packed_rows.layout
     )
     log_probs = compute_float32_logits(
-        make_head(lm, forward_kind.logits_by_forward), hidden
+        make_head(lm, forward_kind.computes_logits_by_forward), hidden_states
     ).log_softmax(-1)
     set_attention_implementation(lm, "eager")
     gaps: list[torch.Tensor] = []
-    for positions, _ in list_sequences(packed.layout, lm.device):
-        tokens = packed.input_ids[positions]
+    for positions, _ in list_sequences(packed_rows.layout, lm.device):
+        tokens = packed_rows.input_ids[positions]
         plain_logits = lm(input_ids=tokens[None], use_cache=False).logits[0]
         plain_log_probs = plain_logits.float().log_softmax(-1)
         # Compare the log-probs of the next tokens only, because training uses no others.
         next_tokens = tokens[1:, None]
-        scores = log_probs[positions[:-1]].gather(-1, next_tokens)
-        gaps.append((scores - plain_log_probs[:-1].gather(-1, next_tokens)).abs())
+        packed_log_probs = log_probs[positions[:-1]].gather(-1, next_tokens)
+        gaps.append((packed_log_probs - plain_log_probs[:-1].gather(-1, next_tokens)).abs())
     set_attention_implementation(lm, forward_kind.attention)
     return float(torch.cat(gaps).max())  # NaN if one of the log-probs is NaN

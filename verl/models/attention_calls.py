@@ -37,7 +37,7 @@ MAX_ROW_PADDING = 0.05
 BLOCK_QUERIES = 64
 # Overhead of one attention call, as the number of query-key pairs that take the same time. Measured
 # for 4 heads of size 32 on a CPU.
-CALL_PAIRS = 1 << 13
+CALL_OVERHEAD_PAIRS = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,11 @@ class AttentionCalls:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         num_rows = layout.parents.count(-1)
-        num_causal = sum(map(uses_causal_attention_call, layout.starts, layout.lengths))
+        num_causal_segments = sum(
+            map(uses_causal_attention_call, layout.prefix_lengths, layout.lengths)
+        )
         rows = list(_group_by_length(layout, range(num_rows)))
-        ends = list(_group_by_length(layout, range(num_rows, num_causal)))
+        ends = list(_group_by_length(layout, range(num_rows, num_causal_segments)))
         self.row_sizes = [sum(layout.lengths[i] for i in segment_group) for segment_group in rows]
         self.row_groups = [
             _create_row_group(layout, segment_group, device) for segment_group in rows
@@ -92,14 +94,14 @@ class AttentionCalls:
         ]
         self.suffix_positions = None
         if ends:
-            positions = [row_group.gather_positions for row_group in self.suffix_groups]
-            self.suffix_positions = torch.cat([p for p in positions if p is not None])
+            gather_positions = [row_group.gather_positions for row_group in self.suffix_groups]
+            self.suffix_positions = torch.cat([p for p in gather_positions if p is not None])
             self.suffix_groups = [
                 replace(row_group, gather_positions=None) for row_group in self.suffix_groups
             ]
         self.block_masks: list[torch.Tensor] = []
         self.block_key_positions = None
-        plans = list(_plan_query_blocks(layout, num_causal))
+        plans = list(_plan_query_blocks(layout, num_causal_segments))
         if plans:
             keys = [expand_ranges(plan.keys.items()) for plan in plans]
             self.block_masks = [x.to(device) for x in _create_masks(layout, plans, keys, dtype)]
@@ -108,14 +110,14 @@ class AttentionCalls:
 
 def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield groups of neighbouring ``segments`` that fit one attention call with little padding."""
-    lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
-    first = 0
-    for end in range(1, len(lengths) + 1):
-        candidates = lengths[first : end + 1]
-        padding_share = 1.0 - sum(candidates) / (len(candidates) * max(candidates))
-        if end == len(lengths) or padding_share > MAX_ROW_PADDING:
-            yield segments[first:end]
-            first = end
+    row_lengths = [layout.prefix_lengths[i] + layout.lengths[i] for i in segments]
+    group_start = 0
+    for group_end in range(1, len(row_lengths) + 1):
+        group_lengths = row_lengths[group_start : group_end + 1]
+        padding_share = 1.0 - sum(group_lengths) / (len(group_lengths) * max(group_lengths))
+        if group_end == len(row_lengths) or padding_share > MAX_ROW_PADDING:
+            yield segments[group_start:group_end]
+            group_start = group_end
 
 
 def _create_row_group(
@@ -125,26 +127,26 @@ def _create_row_group(
 
     Either all ``segments`` have a prefix or none has.
     """
-    starts = [layout.starts[i] for i in segments]
-    lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
-    max_length = max(lengths)
-    if not any(starts) and min(lengths) == max_length:
-        return RowGroup(len(lengths), max_length)
+    prefix_lengths = [layout.prefix_lengths[i] for i in segments]
+    row_lengths = [layout.prefix_lengths[i] + layout.lengths[i] for i in segments]
+    max_length = max(row_lengths)
+    if not any(prefix_lengths) and min(row_lengths) == max_length:
+        return RowGroup(len(row_lengths), max_length)
     # Positions of rows without a shared prefix are counted from the first token of the group. With
     # a shared prefix, they are counted from the first token of the layout.
-    first = 0 if any(starts) else layout.offsets[segments[0]]
-    paths = [layout.list_row_positions(segment) - first for segment in segments]
+    base_position = 0 if any(prefix_lengths) else layout.offsets[segments[0]]
+    paths = [layout.list_row_positions(segment) - base_position for segment in segments]
     # Padding repeats the last token of the row. The causal mask hides it from all real queries.
-    padded = [np.pad(path, (0, max_length - len(path)), mode="edge") for path in paths]
-    kept = [
+    padded_paths = [np.pad(path, (0, max_length - len(path)), mode="edge") for path in paths]
+    kept_positions = [
         np.arange(row * max_length + start, row * max_length + length)
-        for row, (start, length) in enumerate(zip(starts, lengths, strict=True))
+        for row, (start, length) in enumerate(zip(prefix_lengths, row_lengths, strict=True))
     ]
     return RowGroup(
-        len(lengths),
+        len(row_lengths),
         max_length,
-        torch.from_numpy(np.concatenate(padded)).to(device),
-        torch.from_numpy(np.concatenate(kept)).to(device),
+        torch.from_numpy(np.concatenate(padded_paths)).to(device),
+        torch.from_numpy(np.concatenate(kept_positions)).to(device),
     )
 
 
@@ -155,18 +157,19 @@ def _create_masks(
     dtype: torch.dtype,
 ) -> Iterator[torch.Tensor]:
     """Yield the mask [queries, keys] of each block. Its keys are at ``key_positions``."""
-    enter, leave = number_tokens_depth_first(layout)
+    enter_numbers, leave_numbers = number_tokens_depth_first(layout)
     for plan, keys in zip(plans, key_positions, strict=True):
-        num_common = sum(end - start for start, end in plan.common)
-        # All queries attend to the first ``num_common`` keys, so compute the mask for the other
-        # keys only.
-        masked_keys = keys[num_common:]
-        queries = enter[plan.start : plan.end, None]
+        num_common_keys = sum(end - start for start, end in plan.common)
+        # All queries attend to the first ``num_common_keys`` keys, so compute the mask for the
+        # other keys only.
+        masked_keys = keys[num_common_keys:]
+        query_numbers = enter_numbers[plan.start : plan.end, None]
         is_visible = torch.from_numpy(
-            (enter[masked_keys] <= queries) & (queries < leave[masked_keys])
+            (enter_numbers[masked_keys] <= query_numbers)
+            & (query_numbers < leave_numbers[masked_keys])
         )
-        mask = torch.zeros(len(queries), len(keys), dtype=dtype)
-        mask[:, num_common:].masked_fill_(~is_visible, float("-inf"))
+        mask = torch.zeros(len(query_numbers), len(keys), dtype=dtype)
+        mask[:, num_common_keys:].masked_fill_(~is_visible, float("-inf"))
         yield mask
 
 
@@ -189,40 +192,42 @@ class _BlockPlan:
 
     def join(self, other: "_BlockPlan") -> "_BlockPlan":
         """Return one plan for the queries of both plans. The queries of ``other`` follow."""
-        keys = dict(self.keys)
+        key_ranges = dict(self.keys)
         for start, end in other.keys.items():
-            keys[start] = max(end, keys.get(start, end))
-        common: list[tuple[int, int]] = []
-        for first, second in zip(self.common, other.common, strict=False):
-            if first[0] != second[0]:
+            key_ranges[start] = max(end, key_ranges.get(start, end))
+        common_ranges: list[tuple[int, int]] = []
+        for self_range, other_range in zip(self.common, other.common, strict=False):
+            if self_range[0] != other_range[0]:
                 break
-            common.append(min(first, second))
-            if first != second:
+            common_ranges.append(min(self_range, other_range))
+            if self_range != other_range:
                 break
-        return _BlockPlan(self.start, other.end, keys, common)
+        return _BlockPlan(self.start, other.end, key_ranges, common_ranges)
 
 
-def _plan_query_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
+def _plan_query_blocks(layout: PackedLayout, first_segment: int) -> Iterator[_BlockPlan]:
     """Yield the blocks of queries that share a masked attention call, and the ranges of their keys.
 
-    The queries are the tokens of the segments from index ``first`` on. Neighbouring segments share
-    a block while its masked pairs of tokens cost less than one more attention call.
+    The queries are the tokens of the segments from index ``first_segment`` on. Neighbouring
+    segments share a block while its masked pairs of tokens cost less than one more attention call.
     """
     block: _BlockPlan | None = None
-    for segment in range(first, len(layout.lengths)):
-        path = layout.list_row_ranges(layout.parents[segment], layout.starts[segment])
-        begin, segment_end = layout.offsets[segment : segment + 2]
+    for segment in range(first_segment, len(layout.lengths)):
+        prefix = layout.list_row_ranges(layout.parents[segment], layout.prefix_lengths[segment])
+        segment_start, segment_end = layout.offsets[segment : segment + 2]
         # Divide the queries into blocks. The keys of a block end with its last query, because no
         # token attends to later tokens.
-        for start in range(begin, segment_end, BLOCK_QUERIES):
+        for start in range(segment_start, segment_end, BLOCK_QUERIES):
             end = min(start + BLOCK_QUERIES, segment_end)
-            before = [(begin, start)] if start > begin else []
-            plan = _BlockPlan(start, end, dict([*path, (begin, end)]), [*path, *before])
-            joined = None if block is None else block.join(plan)
-            if block is None or joined is None:
+            earlier = [(segment_start, start)] if start > segment_start else []
+            plan = _BlockPlan(
+                start, end, dict([*prefix, (segment_start, end)]), [*prefix, *earlier]
+            )
+            joined_plan = None if block is None else block.join(plan)
+            if block is None or joined_plan is None:
                 block = plan
-            elif joined.num_pairs <= block.num_pairs + plan.num_pairs + CALL_PAIRS:
-                block = joined
+            elif joined_plan.num_pairs <= block.num_pairs + plan.num_pairs + CALL_OVERHEAD_PAIRS:
+                block = joined_plan
             else:
                 yield block
                 block = plan

@@ -86,8 +86,8 @@ def find_length_dependent_rope(config: "PreTrainedConfig") -> str:
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     # In some models, each type of layer has its own rope parameters.
     nested = [value for value in rope.values() if isinstance(value, dict)]
-    kinds = [str(rope_settings.get("rope_type", "")) for rope_settings in (rope, *nested)]
-    return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
+    rope_types = [str(rope_settings.get("rope_type", "")) for rope_settings in (rope, *nested)]
+    return next((kind for kind in rope_types if "dynamic" in kind or kind == "longrope"), "")
 
 
 def get_max_packed_length(config: "PreTrainedConfig") -> int | None:
@@ -96,13 +96,13 @@ def get_max_packed_length(config: "PreTrainedConfig") -> int | None:
     With sliding-window attention the limit is the window. If the rotary embeddings depend on the
     longest row of a pass, the limit is the length from which they change.
     """
-    limits = [attention_window(config)]
+    length_limits = [attention_window(config)]
     if find_length_dependent_rope(config):
-        text = config.get_text_config()
-        rope = getattr(text, "rope_parameters", None) or {}
-        limits.append(
+        text_config = config.get_text_config()
+        rope = getattr(text_config, "rope_parameters", None) or {}
+        length_limits.append(
             rope.get("original_max_position_embeddings")
-            or getattr(text, "original_max_position_embeddings", None)
-            or text.max_position_embeddings
+            or getattr(text_config, "original_max_position_embeddings", None)
+            or text_config.max_position_embeddings
         )
-    return min((limit for limit in limits if limit), default=None)
+    return min((length_limit for length_limit in length_limits if length_limit), default=None)

@@ -74,12 +74,12 @@ def plan_conversions(
         pattern: converter for converter in converters for pattern in converter.source_patterns
     }
     model_weights = {} if to_checkpoint else drop_lora(model.state_dict())
-    prefix = None if to_checkpoint else model.base_model_prefix
+    base_model_prefix = None if to_checkpoint else model.base_model_prefix
     conversions: dict[str, WeightConversion] = {}
     # Experts are stacked in this order, and some transforms of transformers rely on it.
     for name in sorted(names, key=loading.dot_natural_key):
         target, pattern = loading.rename_source_key(
-            name, renamings, converters, prefix, model_weights, reverse=to_checkpoint
+            name, renamings, converters, base_model_prefix, model_weights, reverse=to_checkpoint
         )
         if target not in model_weights and name in model_weights:
             target, pattern = name, None
@@ -100,12 +100,15 @@ def convert_to_checkpoint(
 
 
 def describe_transforms(model: "PreTrainedModel") -> list[str]:
-    """Return a description of each transform with which ``model`` was loaded."""
+    """Return a description of each weight transform with which ``model`` was loaded."""
     return [_describe(transform) for transform in _get_transforms(model)]
 
 
 def set_transforms(model: "PreTrainedModel", descriptions: Collection[str]) -> None:
-    """Let ``model``, which was made without files, use the transforms with ``descriptions``."""
+    """Give ``model``, built without weight files, the weight transforms with ``descriptions``.
+
+    They convert the names and tensors of a checkpoint to those of the modules, and back.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     all_transforms = get_model_conversion_mapping(model)
@@ -121,7 +124,7 @@ def _get_transforms(model: "PreTrainedModel") -> "list[WeightTransform]":
     transforms = getattr(model, "_weight_conversions", None)
     if transforms is not None:
         return transforms
-    # ``save_pretrained`` omits these transforms too: without files it is unknown if they are used.
+    # Omit PrefixChange, as ``save_pretrained`` does: without files it is unknown if it is used.
     defaults = get_model_conversion_mapping(model, add_legacy=False)
     return [transform for transform in defaults if not isinstance(transform, PrefixChange)]
 

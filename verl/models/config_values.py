@@ -13,15 +13,16 @@ def replace_config_values(values: Mapping[str, Any], override: Mapping[str, Any]
     """Return the values of a ``config.json``, replaced by those of ``override``.
 
     If the file has ``rope_parameters``, ``rope_theta`` and ``rope_scaling`` are stored in them.
-    transformers would ignore the former, and would reset the base if it gets the latter.
+    transformers would ignore a separate ``rope_theta``, and a separate ``rope_scaling`` would reset
+    the base.
     """
     override = copy.deepcopy(dict(override))  # transformers adds values to the dicts that it gets
-    replaced = {**values, **override}
-    rope = replaced.get("rope_parameters") or {}
+    new_values = {**values, **override}
+    rope = new_values.get("rope_parameters") or {}
     if "rope_theta" in rope and not override.keys().isdisjoint(("rope_theta", "rope_scaling")):
         scaling = override.get("rope_scaling", rope) or {"rope_type": "default"}
-        replaced["rope_parameters"] = {"rope_theta": rope["rope_theta"], **scaling}
+        new_values["rope_parameters"] = {"rope_theta": rope["rope_theta"], **scaling}
         if "rope_theta" in override:
-            replaced["rope_parameters"]["rope_theta"] = override["rope_theta"]
-        replaced.pop("rope_scaling", None)
-    return replaced
+            new_values["rope_parameters"]["rope_theta"] = override["rope_theta"]
+        new_values.pop("rope_scaling", None)
+    return new_values

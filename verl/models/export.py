@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-LAYERS_OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
+EXPERT_LAYER_NAMES = {"gate_proj", "up_proj", "down_proj"}
 # Names and patterns of the files, next to weights and config, that a tokenizer or engine may read.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -80,8 +80,8 @@ def merge_weights(
 
 def tied_names(lm: nn.Module) -> set[str]:
     """Return the names of weights that are the same parameter as an earlier one."""
-    all_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
-    return all_names - {name for name, _ in lm.named_parameters()}
+    all_parameter_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
+    return all_parameter_names - {name for name, _ in lm.named_parameters()}
 
 
 def save_hf(
@@ -114,24 +114,24 @@ def save_adapters(
     ``value_head``, if any, are written too, for models for token classification. Raises
     ``ValueError`` if the model has no adapters.
     """
-    config = adapter_config(lm)
-    if config is None:
+    peft_config = adapter_config(lm)
+    if peft_config is None:
         raise ValueError("the model has no LoRA adapters to save")
     _warn_about_fused_experts(lm)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    config.base_model_name_or_path = str(source)
-    config.inference_mode = True
-    config.task_type = "TOKEN_CLS" if value_head else "CAUSAL_LM"
-    config.modules_to_save = [value_head] if value_head else None
-    config.save_pretrained(str(directory))
+    peft_config.base_model_name_or_path = str(source)
+    peft_config.inference_mode = True
+    peft_config.task_type = "TOKEN_CLS" if value_head else "CAUSAL_LM"
+    peft_config.modules_to_save = [value_head] if value_head else None
+    peft_config.save_pretrained(str(directory))
     # In files of peft, tensor names lack the adapter name and start with the prefix of a wrapper.
-    adapters = {
+    adapter_tensors = {
         f"{PEFT_PREFIX}{name.removeprefix(prefix).replace(f'.{ADAPTER_NAME}.', '.')}": tensor
         for name, tensor in state.items()
         if ".lora_" in name or (value_head and name.startswith(f"{value_head}."))
     }
-    _save_tensors(adapters, directory / WEIGHTS_FILE)
+    _save_tensors(adapter_tensors, directory / WEIGHTS_FILE)
     _copy_new_files(Path(source), directory, TOKENIZER_FILES)
 
 
@@ -140,7 +140,7 @@ def _warn_about_fused_experts(lm: "PreTrainedModel") -> None:
     has_fused_experts = any(
         ".experts." in name and weight.ndim == 3 for name, weight in lm.named_parameters()
     )
-    adapted_layers = {name.rpartition(".")[2] for name in lora_scales(lm)} & LAYERS_OF_EXPERTS
+    adapted_layers = {name.rpartition(".")[2] for name in lora_scales(lm)} & EXPERT_LAYER_NAMES
     if has_fused_experts and adapted_layers:
         logger.warning(
             "peft loads the adapters of %s in %s models into the experts, without an error; this "
@@ -176,7 +176,7 @@ def _copy_new_files(source: Path, directory: Path, patterns: Iterable[str]) -> N
     """Copy files of ``source`` that match ``patterns``, except files that ``directory`` has."""
     for pattern in patterns:
         for file in source.glob(pattern):
-            target = directory / file.relative_to(source)
-            if file.is_file() and not target.exists():
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file, target)
+            target_file = directory / file.relative_to(source)
+            if file.is_file() and not target_file.exists():
+                target_file.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target_file)

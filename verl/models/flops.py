@@ -81,16 +81,16 @@ class ModelFlops:
 def count_model_weights(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
     text_config = module.config.get_text_config()
-    layers = [
+    weight_counts = [
         _count_weights_per_token(name, parameter, text_config)
         for name, parameter in module.sharded_layers.named_parameters()
     ]
-    head = module.head_weight
+    head_weight = module.head_weight
     return ModelFlops(
-        weights=sum(count for count, _ in layers),
-        trained_weights=sum(count for count, trained in layers if trained),
-        head_weights=head.numel(),
-        trained_head_weights=head.numel() * head.requires_grad,
+        weights=sum(count for count, _ in weight_counts),
+        trained_weights=sum(count for count, is_trained in weight_counts if is_trained),
+        head_weights=head_weight.numel(),
+        trained_head_weights=head_weight.numel() * head_weight.requires_grad,
         query_size=_count_attention_layers(module) * _query_width(text_config),
     )
 
@@ -100,15 +100,15 @@ def _count_attention_layers(module: PackedModel) -> int:
     layer_types = getattr(module.config.get_text_config(), "layer_types", None)
     if not layer_types:
         return len(module.sharded_layers)
-    without_attention = {"linear_attention", "conv", "moe", "mlp"}
-    return sum(layer_type not in without_attention for layer_type in layer_types)
+    layer_types_without_attention = {"linear_attention", "conv", "moe", "mlp"}
+    return sum(layer_type not in layer_types_without_attention for layer_type in layer_types)
 
 
 def _query_width(text_config: "PreTrainedConfig") -> int:
     """Return the size of a token's queries in one layer, 0 for a model without attention heads."""
-    heads: int = getattr(text_config, "num_attention_heads", 0)
-    width = getattr(text_config, "head_dim", None)
-    return heads * (width or text_config.hidden_size // heads) if heads else 0
+    num_heads: int = getattr(text_config, "num_attention_heads", 0)
+    head_width = getattr(text_config, "head_dim", None)
+    return num_heads * (head_width or text_config.hidden_size // num_heads) if num_heads else 0
 
 
 def _count_weights_per_token(
@@ -118,8 +118,8 @@ def _count_weights_per_token(
 
     Also return True if ``parameter`` is trained.
     """
-    count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
+    num_weights = float(parameter.numel()) if parameter.dim() > 1 else 0.0
     if parameter.dim() == 3 and "expert" in name:  # each token uses only some of the experts
-        experts = parameter.shape[0]
-        count *= getattr(text_config, "num_experts_per_tok", experts) / experts
-    return count, parameter.requires_grad
+        num_experts = parameter.shape[0]
+        num_weights *= getattr(text_config, "num_experts_per_tok", num_experts) / num_experts
+    return num_weights, parameter.requires_grad

@@ -42,16 +42,16 @@ PASS_TOKENS = 16384
 class RowWiseForward:
     """Row-wise forward: passes of separate sequences, with the model's own attention and state.
 
-    ``attention`` is the name of the attention implementation of transformers. With ``padded``,
-    sequences of similar length share a right-padded pass. ``logits_by_forward`` is True if the
-    model's ``forward`` must compute the logits, because it scales or caps them. ``reason`` says why
-    the model does not use packed rows.
+    ``attention`` is the name of the attention implementation of transformers. With ``should_pad``,
+    sequences of similar length share a right-padded pass. ``computes_logits_by_forward`` is True if
+    the model's ``forward`` must compute the logits, because it scales or caps them.
+    ``not_packed_reason`` says why the model does not use packed rows.
     """
 
     attention: str
-    padded: bool = True
-    logits_by_forward: bool = False
-    reason: str = ""
+    should_pad: bool = True
+    computes_logits_by_forward: bool = False
+    not_packed_reason: str = ""
 
     def compute_hidden(
         self,
@@ -63,22 +63,24 @@ class RowWiseForward:
         """Return the last hidden states [T, H] by one pass per group of sequences."""
         set_attention_implementation(backbone, self.attention)
         sequences = list(list_sequences(layout, input_ids.device))
-        passes = plan_passes([len(positions) for positions, _ in sequences], self.padded)
-        missing = _count_dummy_passes(backbone, len(passes))
-        parts: list[torch.Tensor] = []
-        order: list[torch.Tensor] = []
+        passes = plan_passes([len(positions) for positions, _ in sequences], self.should_pad)
+        num_dummy_passes = _count_dummy_passes(backbone, len(passes))
+        hidden_parts: list[torch.Tensor] = []
+        part_positions: list[torch.Tensor] = []
         for indices in passes:
             # Padding repeats the first token of the micro-batch, which any model can embed.
-            columns = pad_sequence([sequences[i][0] for i in indices], batch_first=True)
-            hidden = run_backbone(backbone, input_ids[columns])
+            padded_positions = pad_sequence([sequences[i][0] for i in indices], batch_first=True)
+            hidden = run_backbone(backbone, input_ids[padded_positions])
             for row, index in enumerate(indices):
                 positions, num_unshared = sequences[index]
                 length = len(positions)
-                parts.append(hidden[row, length - num_unshared : length])
-                order.append(positions[length - num_unshared :])
-        flat = torch.cat(parts).index_select(0, torch.cat(order).argsort())
-        one = input_ids[:1, None]
-        return flat + _run_dummy_passes(missing, lambda: run_backbone(backbone, one))
+                hidden_parts.append(hidden[row, length - num_unshared : length])
+                part_positions.append(positions[length - num_unshared :])
+        packed_hidden = torch.cat(hidden_parts).index_select(0, torch.cat(part_positions).argsort())
+        first_token = input_ids[:1, None]
+        return packed_hidden + _run_dummy_passes(
+            num_dummy_passes, lambda: run_backbone(backbone, first_token)
+        )
 
     def count_tokens(self, length: int, branches: Sequence[BranchRequest]) -> int:
         """Return the number of tokens of a row and of its branches, each with its prefix."""
@@ -89,16 +91,16 @@ class RowWiseForward:
 class PackedForward:
     """Packed forward: one pass of a micro-batch whose rows form one sequence without padding.
 
-    A micro-batch with a row or branch (alternative continuation) longer than ``limit`` tokens is
-    computed by the row-wise passes ``long_rows`` instead. The limit is an attention window, for
-    example; None allows any length. ``logits_by_forward`` is True if the model's ``forward`` must
-    compute the logits, because it scales or caps them.
+    A micro-batch with a row or branch (alternative continuation) longer than ``max_row_tokens``
+    tokens is computed by the row-wise passes ``long_row_forward`` instead. The limit is an
+    attention window, for example; None allows any length. ``computes_logits_by_forward`` is True if
+    the model's ``forward`` must compute the logits, because it scales or caps them.
     """
 
     attention: str
-    limit: int | None = None
-    long_rows: RowWiseForward | None = None
-    logits_by_forward: bool = False
+    max_row_tokens: int | None = None
+    long_row_forward: RowWiseForward | None = None
+    computes_logits_by_forward: bool = False
 
     def compute_hidden(
         self,
@@ -109,19 +111,26 @@ class PackedForward:
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] by one packed pass.
 
-        If a row or branch exceeds ``limit``, use the row-wise passes ``long_rows`` instead.
+        If a row or branch exceeds ``max_row_tokens``, use the row-wise passes ``long_row_forward``
+        instead.
         """
-        if self.long_rows is None:
-            return compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
+        if self.long_row_forward is None:
+            return compute_packed_hidden(
+                backbone, input_ids, position_ids, layout, self.max_row_tokens
+            )
         if self._exceeds_packing_limit(layout.longest_context):
-            return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
+            return self.long_row_forward.compute_hidden(backbone, input_ids, position_ids, layout)
         # Another rank may need several row-wise passes, because its rows are longer than
         # ``self.limit``. All ranks must run the same number of passes.
-        missing = _count_dummy_passes(backbone, 1)
+        num_dummy_passes = _count_dummy_passes(backbone, 1)
         set_attention_implementation(backbone, self.attention)
-        hidden = compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
-        one = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
-        return hidden + _run_dummy_passes(missing, lambda: compute_packed_hidden(backbone, *one))
+        hidden = compute_packed_hidden(
+            backbone, input_ids, position_ids, layout, self.max_row_tokens
+        )
+        one_token_inputs = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
+        return hidden + _run_dummy_passes(
+            num_dummy_passes, lambda: compute_packed_hidden(backbone, *one_token_inputs)
+        )
 
     def count_tokens(self, length: int, branches: Sequence[BranchRequest]) -> int:
         """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
@@ -129,13 +138,15 @@ class PackedForward:
         Branches are alternative continuations of the row. Their prefix is computed once, unless the
         row or a branch exceeds the limit of packed passes.
         """
-        ends = [branch.start + len(branch.token_ids) for branch in branches]
-        if self.long_rows is not None and self._exceeds_packing_limit(max([length, *ends])):
-            return self.long_rows.count_tokens(length, branches)
+        branch_ends = [branch.start + len(branch.token_ids) for branch in branches]
+        if self.long_row_forward is not None and self._exceeds_packing_limit(
+            max([length, *branch_ends])
+        ):
+            return self.long_row_forward.count_tokens(length, branches)
         return length + sum(len(branch.token_ids) for branch in branches)
 
-    def _exceeds_packing_limit(self, tokens: int) -> bool:
-        return self.limit is not None and tokens > self.limit
+    def _exceeds_packing_limit(self, num_tokens: int) -> bool:
+        return self.max_row_tokens is not None and num_tokens > self.max_row_tokens
 
 
 ForwardKind = PackedForward | RowWiseForward
@@ -152,12 +163,12 @@ def set_attention_implementation(model: nn.Module, attention: str) -> None:
     It is not restored after a pass: gradient checkpointing repeats the layers in backward.
     """
     lm: PreTrainedModel = model  # pyright: ignore[reportAssignmentType]  a backbone is one
-    current = lm.config._attn_implementation
-    if not attention or current == attention:
+    current_implementation = lm.config._attn_implementation
+    if not attention or current_implementation == attention:
         return
     if lm._can_set_attn_implementation():
         lm.set_attn_implementation(attention)
-    elif current == PACKED_ATTENTION:
+    elif current_implementation == PACKED_ATTENTION:
         # The layers of this model ignore the name of the implementation. The name only decides
         # which mask transformers makes.
         lm.config._attn_implementation = attention
@@ -185,8 +196,8 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if passes and padded:
             padded_tokens = (len(passes[-1]) + 1) * lengths[passes[-1][0]]
-            share = 1 - (tokens + lengths[index]) / padded_tokens
-            if share <= MAX_PADDING and padded_tokens <= PASS_TOKENS:
+            padding_share = 1 - (tokens + lengths[index]) / padded_tokens
+            if padding_share <= MAX_PADDING and padded_tokens <= PASS_TOKENS:
                 passes[-1].append(index)
                 tokens += lengths[index]
                 continue
@@ -195,8 +206,8 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
     return passes
 
 
-def _count_dummy_passes(backbone: nn.Module, passes: int) -> int:
-    """Return the largest number of ``passes`` of any rank minus that of this rank.
+def _count_dummy_passes(backbone: nn.Module, num_passes: int) -> int:
+    """Return the largest ``num_passes`` of any rank minus that of this rank.
 
     This rank must run so many additional passes, because passes through a sharded model are
     collective operations. The result is 0 for a model that is not sharded yet: only rank 0 passes
@@ -208,19 +219,21 @@ def _count_dummy_passes(backbone: nn.Module, passes: int) -> int:
         return 0
     # gloo reduces CPU tensors, NCCL only GPU tensors.
     device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
-    most = torch.tensor([passes], device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return int(most) - passes
+    max_passes = torch.tensor([num_passes], device=device)
+    dist.all_reduce(max_passes, dist.ReduceOp.MAX)
+    return int(max_passes) - num_passes
 
 
-def _run_dummy_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
-    """Call ``run_pass`` ``count`` times, so that this rank runs as many passes as the other ranks.
+def _run_dummy_passes(
+    num_passes: int, run_pass: Callable[[], torch.Tensor]
+) -> torch.Tensor | float:
+    """Call ``run_pass`` ``num_passes`` times, so that all ranks run equally many passes.
 
     Passes through a sharded model are collective operations. Returns a zero that depends on the
     outputs, so that backward runs through these passes too.
     """
     zero: torch.Tensor | float = 0.0
-    for _ in range(count):
+    for _ in range(num_passes):
         zero = zero + run_pass().sum() * 0.0
     return zero
 
@@ -230,9 +243,9 @@ def _run_dummy_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch
 
 def get_forward_kind(lm: nn.Module) -> ForwardKind:
     """Return the forward kind chosen at the load of ``lm``, or packed passes without a choice."""
-    chosen: ForwardKind | None = getattr(lm, "forward_kind", None)
-    if chosen is not None:
-        return chosen
+    chosen_kind: ForwardKind | None = getattr(lm, "forward_kind", None)
+    if chosen_kind is not None:
+        return chosen_kind
     config: PreTrainedConfig = lm.config  # pyright: ignore[reportAssignmentType]  has one
     return PackedForward(config._attn_implementation or "", attention_window(config))
 
@@ -250,9 +263,9 @@ def encode_forward_kind(forward_kind: ForwardKind) -> str:
 
 def decode_forward_kind(text: str) -> ForwardKind:
     """Return the kind of forward passes that ``encode_forward_kind`` encoded as ``text``."""
-    values = json.loads(text)
-    if values.pop("kind") == RowWiseForward.__name__:
-        return RowWiseForward(**values)
-    if values["long_rows"] is not None:
-        values["long_rows"] = RowWiseForward(**values["long_rows"])
-    return PackedForward(**values)
+    fields = json.loads(text)
+    if fields.pop("kind") == RowWiseForward.__name__:
+        return RowWiseForward(**fields)
+    if fields["long_row_forward"] is not None:
+        fields["long_row_forward"] = RowWiseForward(**fields["long_row_forward"])
+    return PackedForward(**fields)

@@ -52,7 +52,7 @@ def _resolve_directory(path: str, patterns: list[str]) -> str:
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         # OSError is raised without a connection if the model is not in the cache.
-        why = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
-            f"{path!r} is neither a directory nor a model that the hub provides: {why}"
+            f"{path!r} is neither a directory nor a model that the hub provides: {reason}"
         ) from error

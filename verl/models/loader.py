@@ -73,10 +73,10 @@ def find_unknown_overrides(
     config: "PreTrainedConfig", directory: str | Path, override: Mapping[str, object]
 ) -> list[str]:
     """Return the keys of ``override`` that neither ``config`` nor its ``config.json`` has."""
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope_parameters = getattr(config, "rope_parameters", None) or {}
     known_keys = {
         *_read_config_values(directory),
-        *(["rope_theta"] if "rope_theta" in rope else []),
+        *(["rope_theta"] if "rope_theta" in rope_parameters else []),
     }
     return [key for key in override if key not in known_keys and not hasattr(config, key)]
 
@@ -90,20 +90,22 @@ def override_config_values(
     some values are computed from others. ``config`` is the config without ``override``. Raises
     ``ValueError`` for values that the config refuses, and for another ``model_type``.
     """
-    setting = f"override_config={dict(override)!r}"
+    setting_text = f"override_config={dict(override)!r}"
     if len(override) == 1:
-        setting = "".join(f"override_config.{key}={value!r}" for key, value in override.items())
+        setting_text = "".join(
+            f"override_config.{key}={value!r}" for key, value in override.items()
+        )
     try:
         values = replace_config_values(_read_config_values(directory), override)
         if override.get("model_type", config.model_type) != config.model_type:
             raise ValueError(f"config.json has {config.model_type!r}")
-        overridden = type(config).from_dict(values, name_or_path=str(directory))
-        overridden.to_dict()  # some invalid values are found only here
+        overridden_config = type(config).from_dict(values, name_or_path=str(directory))
+        overridden_config.to_dict()  # some invalid values are found only here
     except Exception as error:  # validators of transformers raise errors of many types
         for key in override if len(override) > 1 else ():
             override_config_values(config, directory, {key: override[key]})  # names a wrong value
-        raise ValueError(f"{setting}: {' '.join(str(error).split())}") from error
-    return overridden
+        raise ValueError(f"{setting_text}: {' '.join(str(error).split())}") from error
+    return overridden_config
 
 
 def _read_config_values(directory: str | Path) -> dict[str, Any]:
@@ -145,15 +147,17 @@ def load_causal_lm(
     config = read_config(directory, trust_remote_code, override_config)
     disable_weight_rescaling(config)
     register_packed_attention()
-    source = None if without_weights else directory
-    implementation = PACKED_ATTENTION if is_packable(config) else None
+    weights_directory = None if without_weights else directory
+    attention_implementation = PACKED_ATTENTION if is_packable(config) else None
     try:
-        model = _build_model(source, config, dtype, trust_remote_code, purpose, implementation)
+        model = _build_model(
+            weights_directory, config, dtype, trust_remote_code, purpose, attention_implementation
+        )
     except KeyError as error:
         # This KeyError means that the architecture has its own table of attention functions.
         if error.args != (PACKED_ATTENTION,):
             raise
-        model = _build_model(source, config, dtype, trust_remote_code, purpose, None)
+        model = _build_model(weights_directory, config, dtype, trust_remote_code, purpose, None)
     prepare_for_training(
         model, gradient_checkpointing, lora_rank, lora_alpha, target_modules, attention
     )
@@ -184,8 +188,8 @@ def predict_packing_support(
         _set_packed_attention(model)
         forward_kind = choose_forward_kind(model)
     if isinstance(forward_kind, RowWiseForward):
-        return forward_kind.reason, None
-    return "", forward_kind.limit
+        return forward_kind.not_packed_reason, None
+    return "", forward_kind.max_row_tokens
 
 
 def _set_packed_attention(model: "PreTrainedModel") -> None:
@@ -201,20 +205,20 @@ def _build_model(
     dtype: torch.dtype,
     trust_remote_code: bool,
     purpose: WeightPurpose,
-    implementation: str | None,
+    attention_implementation: str | None,
 ) -> "PreTrainedModel":
     """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None."""
     from transformers import AutoModelForCausalLM
 
-    options = {
+    model_options = {
         "dtype": dtype,
-        "attn_implementation": implementation,
+        "attn_implementation": attention_implementation,
         "trust_remote_code": trust_remote_code,
     }
     if directory is None:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, **options)
-    return load_weights(directory, purpose, config=config, **options)
+            return AutoModelForCausalLM.from_config(config, **model_options)
+    return load_weights(directory, purpose, config=config, **model_options)
 
 
 def prepare_for_training(
@@ -236,7 +240,9 @@ def prepare_for_training(
     forward_kind = choose_forward_kind(model)
     if not isinstance(forward_kind, PackedForward):
         logger.info(
-            "%s uses row-wise forward passes: %s", model.config.model_type, forward_kind.reason
+            "%s uses row-wise forward passes: %s",
+            model.config.model_type,
+            forward_kind.not_packed_reason,
         )
     elif attention == "flex":
         set_forward_kind(model, replace(forward_kind, attention=FLEX_ATTENTION))

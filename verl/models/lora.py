@@ -19,8 +19,8 @@ ADAPTER_NAME = "default"
 ADAPTER_NAME_PARTS = (".lora_", ".modules_to_save.", ".original_module.")
 # Subclasses of ``nn.Linear`` with another ``forward`` that computes the same function.
 _EQUIVALENT_LINEAR_CLASSES = ("FalconLinear",)
-# Linear layers, by class of their parent, whose weight the parent can read without a call of the
-# layer, as fused kernels of Mamba do. The trainer would ignore an adapter that the engine gets.
+# Linear layers, by class of the parent module. The parent can read their weight without calling the
+# layer, as fused Mamba kernels do. Then the trainer ignores an adapter that the engine applies.
 _UNCALLED_LAYERS = {
     "MambaMixer": ("x_proj", "dt_proj", "out_proj"),
     "FalconMambaMixer": ("x_proj", "dt_proj", "out_proj"),
@@ -33,7 +33,7 @@ _UNCALLED_LAYERS = {
     "FalconH1Mixer": ("out_proj",),
     "LongcatFlashTopkRouter": ("classifier",),
 }
-_CONFIG_ATTRIBUTE = "_verl_adapter_config"
+_LORA_CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
 class UnsupportedTargetsError(ValueError):
@@ -85,7 +85,7 @@ def add_lora(
             f"{len(target_names)} targets; the first difference is {differing_names[0]}"
         )
     # peft stores its configs on a wrapper module, which is not used here.
-    setattr(model, _CONFIG_ATTRIBUTE, config)
+    setattr(model, _LORA_CONFIG_ATTRIBUTE, config)
     return model
 
 
@@ -155,14 +155,14 @@ def expand_target_modules(model: "PreTrainedModel", target_modules: object) -> l
 
 
 def find_target_module_names(model: "PreTrainedModel", target_modules: object) -> set[str]:
-    """Return the full names of the modules that ``target_modules`` name, as ``add_lora`` does."""
-    ends = tuple(f".{target}" for target in expand_target_modules(model, target_modules))
-    return {name for name, _ in model.named_modules() if f".{name}".endswith(ends)}
+    """Return the full names of the modules that match ``target_modules`` (see ``add_lora``)."""
+    name_endings = tuple(f".{target}" for target in expand_target_modules(model, target_modules))
+    return {name for name, _ in model.named_modules() if f".{name}".endswith(name_endings)}
 
 
 def adapter_config(model: "PreTrainedModel") -> Any:
     """Return the peft config of the adapters that ``add_lora`` injected, None without adapters."""
-    return getattr(model, _CONFIG_ATTRIBUTE, None)
+    return getattr(model, _LORA_CONFIG_ATTRIBUTE, None)
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
@@ -170,12 +170,14 @@ def linear_names(model: "PreTrainedModel") -> list[str]:
 
     A name is omitted if a module of this name cannot be adapted.
     """
-    head = model.get_output_embeddings()
+    output_head = model.get_output_embeddings()
     obstacles = _find_obstacles(model)
-    names: dict[bool, set[str]] = {True: set(), False: set()}
+    names_by_eligibility: dict[bool, set[str]] = {True: set(), False: set()}
     for name, module in model.named_modules():
-        names[name not in obstacles and module is not head].add(name.rpartition(".")[2])
-    return sorted(names[True] - names[False])
+        names_by_eligibility[name not in obstacles and module is not output_head].add(
+            name.rpartition(".")[2]
+        )
+    return sorted(names_by_eligibility[True] - names_by_eligibility[False])
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -264,14 +266,14 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
             merged_state[name] = tensor
             continue
         if parameter_name == "weight":
-            names = [f"{module}.lora_{suffix}.{ADAPTER_NAME}.weight" for suffix in "AB"]
-            if module not in scales or not state.keys() >= set(names):
+            adapter_names = [f"{module}.lora_{suffix}.{ADAPTER_NAME}.weight" for suffix in "AB"]
+            if module not in scales or not state.keys() >= set(adapter_names):
                 raise ValueError(f"{name}: the weight has an adapter, but its tensors are missing")
             # Merge in float32: the change by an adapter is often below the precision of bfloat16.
             # lora_a is [rank, in], lora_b is [out, rank].
-            lora_a, lora_b = (state[adapter_name].float() for adapter_name in names)
+            lora_a, lora_b = (state[adapter_name].float() for adapter_name in adapter_names)
             tensor = (tensor.float() + scales[module] * (lora_b @ lora_a)).to(tensor.dtype)
-            merged_adapter_names.update(names)
+            merged_adapter_names.update(adapter_names)
         merged_state[f"{module}.{parameter_name}"] = tensor
     merged_state = {
         name: tensor for name, tensor in merged_state.items() if name not in merged_adapter_names

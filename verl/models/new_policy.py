@@ -88,8 +88,8 @@ def make_policy_config(
     shape: NewPolicyConfig, vocab_size: int, **token_ids: int
 ) -> Qwen3Config | Qwen3_5TextConfig:
     """Return the transformers config of a new policy of ``shape`` with ``vocab_size`` tokens."""
-    rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    sizes: dict[str, Any] = {
+    rope_parameters = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    config_values: dict[str, Any] = {
         **shape.model_dump(exclude={"architecture"}),  # the keys of config.json
         "head_dim": shape.head_width,
         "vocab_size": vocab_size,
@@ -97,16 +97,16 @@ def make_policy_config(
         **token_ids,
     }
     if shape.architecture == "qwen3":
-        return Qwen3Config(**sizes, rope_parameters=rope)
-    layers = range(shape.num_hidden_layers)
+        return Qwen3Config(**config_values, rope_parameters=rope_parameters)
+    layer_indices = range(shape.num_hidden_layers)
     return Qwen3_5TextConfig(
-        **sizes,
-        rope_parameters=rope | {"partial_rotary_factor": ROTATED_SHARE},
-        layer_types=[LAYER_TYPES[layer % 2] for layer in layers],
-        linear_num_key_heads=sizes["num_key_value_heads"],
-        linear_num_value_heads=sizes["num_attention_heads"],
-        linear_key_head_dim=sizes["head_dim"],
-        linear_value_head_dim=sizes["head_dim"],
+        **config_values,
+        rope_parameters=rope_parameters | {"partial_rotary_factor": ROTATED_SHARE},
+        layer_types=[LAYER_TYPES[layer % 2] for layer in layer_indices],
+        linear_num_key_heads=config_values["num_key_value_heads"],
+        linear_num_value_heads=config_values["num_attention_heads"],
+        linear_key_head_dim=config_values["head_dim"],
+        linear_value_head_dim=config_values["head_dim"],
     )
 
 
@@ -133,17 +133,17 @@ def build_tokenizer(
             f"{vocab_size - free_entries} entries"
         )
     word_splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    counts: Counter[str] = Counter()
+    word_counts: Counter[str] = Counter()
     for piece in [*words, *_split_at_tags(texts, tags)]:
-        counts.update(word for word, _ in word_splitter.pre_tokenize_str(piece))
+        word_counts.update(word for word, _ in word_splitter.pre_tokenize_str(piece))
     # Words of equal frequency are sorted by text, so that ids are the same on every machine.
-    words_by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    words_by_frequency = sorted(word_counts.items(), key=lambda item: (-item[1], item[0]))
     # Single bytes are entries already.
     candidate_words = [word for word, _ in words_by_frequency if len(word) > 1]
     # Up to a quarter of the free entries is reserved for merges. The remaining entries are for
     # whole words.
     whole_words = candidate_words[: max(0, free_entries - min(MAX_MERGES, free_entries // 4))]
-    merges = train_merges(candidate_words, counts, alphabet, free_entries - len(whole_words))
+    merges = train_merges(candidate_words, word_counts, alphabet, free_entries - len(whole_words))
     merged_tokens = [left + right for left, right in merges]
     vocabulary = dict.fromkeys([*alphabet, *whole_words, *merged_tokens])
     ids = {entry: index for index, entry in enumerate(vocabulary)}

@@ -123,18 +123,18 @@ def _attend_by_calls(
         value = value.repeat_interleave(queries_per_key, 1)
     states = (query[0], key[0], value[0])
     attend = partial(F.scaled_dot_product_attention, scale=scaling, dropout_p=dropout)
-    parts = [*_attend_rows(calls, states, attend)]
-    parts += _attend_suffixes(calls, states, attend)
-    parts += _attend_blocks(calls, states, attend)
-    return torch.cat(parts)[None]
+    outputs = [*_attend_rows(calls, states, attend)]
+    outputs += _attend_suffixes(calls, states, attend)
+    outputs += _attend_blocks(calls, states, attend)
+    return torch.cat(outputs)[None]
 
 
 def _attend_rows(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
-    """Yield the attention output [tokens, H, D] of each group of rows that are packed whole."""
+    """Yield the attention output [tokens, H, D] of each group of rows without a shared prefix."""
     # One split, not a slice per group: the gradient of a slice is a tensor of all T tokens.
-    rest = states[0].shape[1] - sum(calls.row_sizes)
-    parts = (x.split([*calls.row_sizes, rest], dim=1) for x in states)
-    for group, *rows in zip([*calls.row_groups, None], *parts, strict=True):
+    num_remaining_tokens = states[0].shape[1] - sum(calls.row_sizes)
+    split_states = (x.split([*calls.row_sizes, num_remaining_tokens], dim=1) for x in states)
+    for group, *rows in zip([*calls.row_groups, None], *split_states, strict=True):
         if group is not None:
             yield _attend_group(group, [_pad_rows(x, group) for x in rows], attend)
 
@@ -167,12 +167,14 @@ def _attend_suffixes(
     An end is the last tokens of a row whose prefix is shared with another row. Long ends are
     computed together with their prefix, whose outputs are dropped.
     """
-    positions = calls.suffix_positions
-    if positions is None:
+    suffix_positions = calls.suffix_positions
+    if suffix_positions is None:
         return
-    sizes = [group.num_rows * group.row_length for group in calls.suffix_groups]
-    parts = (x.transpose(0, 1).index_select(0, positions).split(sizes) for x in states)
-    for group, *rows in zip(calls.suffix_groups, *parts, strict=True):
+    group_sizes = [group.num_rows * group.row_length for group in calls.suffix_groups]
+    split_states = (
+        x.transpose(0, 1).index_select(0, suffix_positions).split(group_sizes) for x in states
+    )
+    for group, *rows in zip(calls.suffix_groups, *split_states, strict=True):
         shape = (group.num_rows, group.row_length)
         yield _attend_group(group, [x.unflatten(0, shape).transpose(1, 2) for x in rows], attend)
 
@@ -180,7 +182,8 @@ def _attend_suffixes(
 def _attend_blocks(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
     """Yield the attention output [tokens, H, D] of each masked call for short ends of rows.
 
-    A block is the queries of one or more short ends.
+    An end is the last tokens of a row whose prefix is shared with another row. A block contains
+    the queries of one or more short ends.
     """
     if calls.block_key_positions is None:
         return
@@ -255,34 +258,36 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     ) -> torch.Tensor:
         return (enter[key] <= enter[query]) & (enter[query] < leave[key])
 
-    tokens = len(enter)
-    num_pairs = _count_visible_pairs(is_visible, torch.arange(tokens, device=device))
+    num_tokens = len(enter)
+    num_pairs = _count_visible_pairs(is_visible, torch.arange(num_tokens, device=device))
     is_full = num_pairs == BLOCK_SIZE**2
-    mask = BlockMask.from_kv_blocks(
+    block_mask = BlockMask.from_kv_blocks(
         *_list_key_blocks((num_pairs > 0) & ~is_full),
         *_list_key_blocks(is_full),
         BLOCK_SIZE=BLOCK_SIZE,
         mask_mod=is_visible,
-        seq_lengths=(tokens, tokens),
+        seq_lengths=(num_tokens, num_tokens),
     )
-    return replace(layout, block_mask=mask)
+    return replace(layout, block_mask=block_mask)
 
 
 def _count_visible_pairs(
     is_visible: Callable[..., torch.Tensor], positions: torch.Tensor
 ) -> torch.Tensor:
     """Return the number of visible pairs of tokens in each pair of blocks, [N, N]."""
-    tokens = len(positions)
-    blocks_at_once = max(1, MAX_PAIRS // (BLOCK_SIZE * tokens))
-    counts = []
+    num_tokens = len(positions)
+    blocks_at_once = max(1, MAX_PAIRS // (BLOCK_SIZE * num_tokens))
+    pair_counts = []
     for queries in positions.split(blocks_at_once * BLOCK_SIZE):
         # The mask function ignores batch and head, so position 0 stands for them.
-        visible = is_visible(positions[0], positions[0], queries[:, None], positions)
-        visible = F.pad(visible, (0, -tokens % BLOCK_SIZE, 0, -len(queries) % BLOCK_SIZE))
-        counts.append(
-            visible.unflatten(1, (-1, BLOCK_SIZE)).unflatten(0, (-1, BLOCK_SIZE)).sum((1, 3))
+        visible_mask = is_visible(positions[0], positions[0], queries[:, None], positions)
+        visible_mask = F.pad(
+            visible_mask, (0, -num_tokens % BLOCK_SIZE, 0, -len(queries) % BLOCK_SIZE)
         )
-    return torch.cat(counts)
+        pair_counts.append(
+            visible_mask.unflatten(1, (-1, BLOCK_SIZE)).unflatten(0, (-1, BLOCK_SIZE)).sum((1, 3))
+        )
+    return torch.cat(pair_counts)
 
 
 def _list_key_blocks(is_listed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

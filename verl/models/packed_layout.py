@@ -38,8 +38,8 @@ class PackedLayout:
 
     A segment is a row, or the last tokens of a row whose prefix is in other segments. The path of a
     segment is this whole row. Segment i has ``lengths[i]`` tokens. They follow the first
-    ``starts[i]`` tokens of the path of segment ``parents[i]``, so ``starts[i]`` is its first
-    position id. A segment without shared prefix has parent -1 and start 0.
+    ``prefix_lengths[i]`` tokens of the path of segment ``parents[i]``, so ``prefix_lengths[i]`` is
+    its first position id. A segment without shared prefix has parent -1 and start 0.
 
     ``calls`` describes the attention for SDPA, ``block_mask`` for FlexAttention (None without it).
     ``sequence_group`` holds the ranks that compute the sequence together (None without sequence
@@ -47,7 +47,7 @@ class PackedLayout:
     """
 
     lengths: tuple[int, ...]
-    starts: tuple[int, ...]
+    prefix_lengths: tuple[int, ...]
     parents: tuple[int, ...]
     calls: "AttentionCalls | None" = None
     block_mask: "BlockMask | None" = None
@@ -61,13 +61,15 @@ class PackedLayout:
     @property
     def longest_context(self) -> int:
         """Largest number of tokens that any token attends to, including itself."""
-        return max(sum(pair) for pair in zip(self.starts, self.lengths, strict=True))
+        return max(sum(pair) for pair in zip(self.prefix_lengths, self.lengths, strict=True))
 
     @property
     def attention_pairs(self) -> int:
         """Number of pairs of a query token and a key token that it attends to."""
-        pairs = zip(self.starts, self.lengths, strict=True)
-        return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
+        starts_and_lengths = zip(self.prefix_lengths, self.lengths, strict=True)
+        return sum(
+            length * start + length * (length + 1) // 2 for start, length in starts_and_lengths
+        )
 
     def list_row_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of packed positions of the first ``end`` tokens of one row.
@@ -77,7 +79,7 @@ class PackedLayout:
         """
         ranges: list[tuple[int, int]] = []
         while segment >= 0:
-            first, start = self.offsets[segment], self.starts[segment]
+            first, start = self.offsets[segment], self.prefix_lengths[segment]
             if end > start:
                 ranges.append((first, first + end - start))
                 end = start
@@ -90,7 +92,7 @@ class PackedLayout:
         The row is the one that ends with ``segment``.
         """
         if end is None:
-            end = self.starts[segment] + self.lengths[segment]
+            end = self.prefix_lengths[segment] + self.lengths[segment]
         return expand_ranges(self.list_row_ranges(segment, end))
 
 
@@ -122,29 +124,32 @@ def number_tokens_depth_first(layout: PackedLayout) -> tuple[np.ndarray, np.ndar
     those of k and of all tokens that continue it. So q attends to k if
     ``enter[k] <= enter[q] < leave[k]``.
     """
-    lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
+    lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.prefix_lengths))
     # Depth-first order: the tokens of a segment, then the segments that continue it.
-    sizes = lengths.copy()  # tokens of the segment and of all segments below it
-    delays = np.zeros_like(lengths)  # offset of a segment's numbers from those of its parent
-    leave = np.repeat(lengths, lengths)
-    order = np.argsort(starts, kind="stable").tolist()  # each parent before its children
-    for segment in reversed(order):
+    subtree_sizes = lengths.copy()  # tokens of the segment and of all segments below it
+    # Offset of the depth-first numbers of a segment from those of its parent.
+    number_offsets = np.zeros_like(lengths)
+    relative_leave = np.repeat(lengths, lengths)
+    segment_order = np.argsort(starts, kind="stable").tolist()  # each parent before its children
+    for segment in reversed(segment_order):
         parent = layout.parents[segment]
         if parent >= 0:
-            delays[segment] = sizes[parent]
-            sizes[parent] += sizes[segment]
-            first = layout.offsets[parent]
-            leave[first : first + starts[segment] - starts[parent]] += sizes[segment]
-    entered = np.zeros_like(lengths)
-    num_entered = 0
-    for segment in order:
+            number_offsets[segment] = subtree_sizes[parent]
+            subtree_sizes[parent] += subtree_sizes[segment]
+            parent_position = layout.offsets[parent]
+            relative_leave[
+                parent_position : parent_position + starts[segment] - starts[parent]
+            ] += subtree_sizes[segment]
+    first_numbers = np.zeros_like(lengths)
+    next_number = 0
+    for segment in segment_order:
         parent = layout.parents[segment]
         if parent >= 0:
-            entered[segment] = entered[parent] + delays[segment]
+            first_numbers[segment] = first_numbers[parent] + number_offsets[segment]
         else:
-            entered[segment] = num_entered
-            num_entered += sizes[segment]
-    first_of_token = np.repeat(entered, lengths)
-    index = np.arange(len(leave), dtype=np.int32)
-    index -= np.repeat(np.array(layout.offsets[:-1], dtype=np.int32), lengths)
-    return first_of_token + index, first_of_token + leave
+            first_numbers[segment] = next_number
+            next_number += subtree_sizes[segment]
+    token_first_numbers = np.repeat(first_numbers, lengths)
+    index_in_segment = np.arange(len(relative_leave), dtype=np.int32)
+    index_in_segment -= np.repeat(np.array(layout.offsets[:-1], dtype=np.int32), lengths)
+    return token_first_numbers + index_in_segment, token_first_numbers + relative_leave

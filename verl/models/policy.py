@@ -45,15 +45,15 @@ class PackedModel(nn.Module):
         With sequence parallelism, a rank whose arguments are None computes a part of the sequence
         of another rank.
         """
-        inputs = None
+        packed_inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
-            inputs = (input_ids, position_ids, layout)
+            packed_inputs = (input_ids, position_ids, layout)
         if self.sequence_group is not None:
             return self.sequence_group.compute_hidden(
-                backbone, inputs, attention_window(self.config)
+                backbone, packed_inputs, attention_window(self.config)
             )
-        assert inputs is not None  # only ranks of a sequence group may lack inputs
-        return self.forward_kind.compute_hidden(backbone, *inputs)
+        assert packed_inputs is not None  # only ranks of a sequence group may lack inputs
+        return self.forward_kind.compute_hidden(backbone, *packed_inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
         """Take part in the pass for the rows of another rank (sequence parallelism).
@@ -106,7 +106,7 @@ class PolicyModel(PackedModel):
         ``allowed_token_ids`` [K] adds the log-probs of these tokens at every target.
         """
         hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
-        head = make_head(self.lm, self.forward_kind.logits_by_forward)
+        head = make_head(self.lm, self.forward_kind.computes_logits_by_forward)
         return [
             log_probs_from_hidden(head, hidden, target_group, allowed_token_ids)
             for target_group in targets

@@ -45,22 +45,22 @@ class PackedRows:
 class SortedSequences(NamedTuple):
     """Indices ``order`` of token sequences, sorted by their tokens.
 
-    ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with ``order[i -
-    1]``. No earlier sequence shares a longer prefix with it. So a prefix tree, which stores shared
-    tokens once, has ``sum(shared)`` fewer tokens than the sequences.
+    ``shared_lengths[i]`` is the number of leading tokens that sequence ``order[i]`` shares with
+    ``order[i - 1]``. No earlier sequence shares a longer prefix with it. So a prefix tree, which
+    stores shared tokens once, has ``sum(shared_lengths)`` fewer tokens than the sequences.
     """
 
     order: list[int]
-    shared: list[int]
+    shared_lengths: list[int]
 
 
 class _Segment(NamedTuple):
-    """Node of a prefix tree: the tokens of ``sequence`` (an index) from ``start`` on.
+    """Node of a prefix tree: the tokens of sequence ``sequence_index`` from ``start`` on.
 
     The earlier tokens of the sequence are in the node ``parent`` and its ancestors (-1: none).
     """
 
-    sequence: int
+    sequence_index: int
     start: int
     parent: int
 
@@ -68,11 +68,14 @@ class _Segment(NamedTuple):
 def sort_sequences(sequences: Sequence[np.ndarray]) -> SortedSequences:
     """Sort ``sequences`` (each [length] of integers below 2^31) by their tokens."""
     # Bytes of big-endian numbers have the order of the numbers, and bytes are compared fast.
-    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    pairs = pairwise(order)
-    shared = [_count_shared_prefix(sequences[first], sequences[second]) for first, second in pairs]
-    return SortedSequences(order, [0, *shared][: len(order)])
+    byte_keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
+    order = sorted(range(len(byte_keys)), key=byte_keys.__getitem__)
+    neighbour_pairs = pairwise(order)
+    shared_lengths = [
+        _count_shared_prefix(sequences[first], sequences[second])
+        for first, second in neighbour_pairs
+    ]
+    return SortedSequences(order, [0, *shared_lengths][: len(order)])
 
 
 def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: PrefixTree) -> bool:
@@ -82,8 +85,8 @@ def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: Prefi
     if the tree has at most the fraction ``MAX_TREE_SHARE`` of their tokens.
     """
     if prefix_tree == "auto" and num_tokens:
-        return num_tokens - sum(rows.shared) <= MAX_TREE_SHARE * num_tokens
-    return bool(prefix_tree) and any(rows.shared)
+        return num_tokens - sum(rows.shared_lengths) <= MAX_TREE_SHARE * num_tokens
+    return bool(prefix_tree) and any(rows.shared_lengths)
 
 
 def _count_shared_prefix(first: np.ndarray, second: np.ndarray) -> int:
@@ -131,25 +134,25 @@ def pack_rows(
         segments, last_segments, sequences, is_merged
     )
     starts = [segment.start for segment in segments]
-    tokens = [sequences[segment.sequence][segment.start :] for segment in segments]
+    token_arrays = [sequences[segment.sequence_index][segment.start :] for segment in segments]
     layout = PackedLayout(
-        tuple(map(len, tokens)), tuple(starts), tuple(segment.parent for segment in segments)
+        tuple(map(len, token_arrays)), tuple(starts), tuple(segment.parent for segment in segments)
     )
     position_ids = expand_ranges(
-        [(start, start + len(ids)) for start, ids in zip(starts, tokens, strict=True)]
+        [(start, start + len(ids)) for start, ids in zip(starts, token_arrays, strict=True)]
     )
-    paths = [
+    path_positions = [
         torch.from_numpy(layout.list_row_positions(segment, len(sequence)))
         for segment, sequence in zip(last_segments, sequences, strict=True)
     ]
-    bounds = list(accumulate(map(len, row_branches), initial=len(rows)))
+    branch_bounds = list(accumulate(map(len, row_branches), initial=len(rows)))
     return PackedRows(
-        torch.from_numpy(np.concatenate(tokens)).to(device),
+        torch.from_numpy(np.concatenate(token_arrays)).to(device),
         torch.from_numpy(position_ids).to(device),
         layout,
-        torch.cat(paths[: len(rows)]),
+        torch.cat(path_positions[: len(rows)]),
         list(accumulate(map(len, rows[:-1]), initial=0)),
-        [paths[first:end] for first, end in pairwise(bounds)],
+        [path_positions[first:end] for first, end in pairwise(branch_bounds)],
     )
 
 
@@ -167,8 +170,10 @@ def _sort_prefix_group(
     sequences: Sequence[np.ndarray], prefix_group: Sequence[int]
 ) -> SortedSequences:
     """Return the indices ``prefix_group`` of ``sequences``, sorted by their tokens."""
-    members = sort_sequences([sequences[index] for index in prefix_group])
-    return SortedSequences([prefix_group[index] for index in members.order], members.shared)
+    sorted_group = sort_sequences([sequences[index] for index in prefix_group])
+    return SortedSequences(
+        [prefix_group[index] for index in sorted_group.order], sorted_group.shared_lengths
+    )
 
 
 def _build_segments(
@@ -178,64 +183,70 @@ def _build_segments(
 
     A node (segment) holds the tokens of a sequence after the prefix that it shares with another.
     """
-    order = [index for prefix_group in prefix_groups for index in prefix_group.order]
-    shared = [length for prefix_group in prefix_groups for length in prefix_group.shared]
-    lengths = [len(sequences[index]) for index in order]
+    sequence_order = [index for prefix_group in prefix_groups for index in prefix_group.order]
+    shared_lengths = [
+        length for prefix_group in prefix_groups for length in prefix_group.shared_lengths
+    ]
+    lengths = [len(sequences[index]) for index in sequence_order]
     segments: list[_Segment] = []
     last_segments = [-1] * len(sequences)
     # Each range (low, high, start, parent): order[low:high] are sequences that share ``start``
     # tokens with the row that ends in segment ``parent``, and more tokens with each other.
-    ranges = [(*bounds, -1) for bounds in _split_by_shared_prefix(shared, 0, -1, len(order))][::-1]
+    ranges = [
+        (*bounds, -1)
+        for bounds in _split_by_shared_prefix(shared_lengths, 0, -1, len(sequence_order))
+    ][::-1]
     while ranges:
         low, high, start, parent = ranges.pop()
-        longest = max(range(low, high), key=lengths.__getitem__)
-        if lengths[longest] > start:
-            segments.append(_Segment(order[longest], start, parent))
+        longest_index = max(range(low, high), key=lengths.__getitem__)
+        if lengths[longest_index] > start:
+            segments.append(_Segment(sequence_order[longest_index], start, parent))
             parent = len(segments) - 1
-        last_segments[order[longest]] = parent
+        last_segments[sequence_order[longest_index]] = parent
         ranges += [
-            (*bounds, parent) for bounds in _split_by_shared_prefix(shared, low, longest, high)
+            (*bounds, parent)
+            for bounds in _split_by_shared_prefix(shared_lengths, low, longest_index, high)
         ]
     return segments, last_segments
 
 
 def _split_by_shared_prefix(
-    shared: Sequence[int], low: int, reference: int, high: int
+    shared_lengths: Sequence[int], low: int, reference: int, high: int
 ) -> Iterator[tuple[int, int, int]]:
     """Divide the sorted sequences [low, high), except ``reference``, into ranges by shared prefix.
 
     Yields (low, high, start) for each range: its sequences share exactly ``start`` tokens with
     ``reference``, and more tokens with each other. ``reference=-1`` stands for a sequence without
-    tokens. ``shared`` is that of ``SortedSequences``.
+    tokens. ``shared_lengths`` is ``SortedSequences.shared``.
     """
-    for side in (range(reference - 1, low - 1, -1), range(reference + 1, high)):
-        members: list[int] = []
+    for indices_on_side in (range(reference - 1, low - 1, -1), range(reference + 1, high)):
+        range_indices: list[int] = []
         start = -1
-        for index in side:
+        for index in indices_on_side:
             # Number of tokens shared with the adjacent sequence on the side of ``reference``.
-            common = shared[index + (index < reference)]
-            if members and common <= start:
-                yield min(members), max(members) + 1, start
-                members = []
-            if not members:
-                start = common
-            members.append(index)
-        if members:
-            yield min(members), max(members) + 1, start
+            shared_length = shared_lengths[index + (index < reference)]
+            if range_indices and shared_length <= start:
+                yield min(range_indices), max(range_indices) + 1, start
+                range_indices = []
+            if not range_indices:
+                start = shared_length
+            range_indices.append(index)
+        if range_indices:
+            yield min(range_indices), max(range_indices) + 1, start
 
 
 def _order_by_attention_call(
     segments: Sequence[_Segment],
     last_segments: Sequence[int],
     sequences: Sequence[np.ndarray],
-    merged: bool,
+    is_merged: bool,
 ) -> tuple[list[_Segment], list[int]]:
     """Return ``segments`` in packed order, and ``last_segments`` with the new indices.
 
-    ``last_segments`` is the segment in which each sequence ends. ``merged`` is true if rows share
-    prefixes with other rows. Segments that share an attention call become neighbours:
+    ``last_segments`` is the segment in which each sequence ends. ``is_merged`` is true if rows
+    share prefixes with other rows. Segments that share an attention call become neighbours:
 
-    1. segments without shared prefix, sorted by length if ``merged``, else in the given order;
+    1. segments without shared prefix, sorted by length if ``is_merged``, else in the given order;
     2. segments that a causal call computes with their prefix, sorted by length;
     3. segments that a call with a mask computes, in the given order.
     """
@@ -244,10 +255,12 @@ def _order_by_attention_call(
         sequence, start, parent = segments[index]
         length = len(sequences[sequence])
         if parent < 0:
-            return 0, length if merged else 0
+            return 0, length if is_merged else 0
         return (1, length) if uses_causal_attention_call(start, length - start) else (2, index)
 
     order = sorted(range(len(segments)), key=sort_key)
-    position = {index: new for new, index in enumerate(order)} | {-1: -1}
-    ordered = [segments[index]._replace(parent=position[segments[index].parent]) for index in order]
-    return ordered, [position[segment] for segment in last_segments]
+    new_indices = {index: new_index for new_index, index in enumerate(order)} | {-1: -1}
+    ordered_segments = [
+        segments[index]._replace(parent=new_indices[segments[index].parent]) for index in order
+    ]
+    return ordered_segments, [new_indices[segment] for segment in last_segments]

@@ -34,22 +34,22 @@ CONFIG_KEY = "ulysses_sequence_parallel_size"
 class SequenceGroup:
     """Neighbouring ranks that compute each other's rows together.
 
-    ``owner`` is the index in the group of the rank whose rows the current pass computes. ``tokens``
-    is the number of tokens of these rows.
+    ``owner`` is the index in the group of the rank whose rows the current pass computes.
+    ``num_tokens`` is the number of tokens of these rows.
     """
 
     def __init__(self, ranks: dist.ProcessGroup, device: str) -> None:
         self.ranks = ranks
         self.size = dist.get_world_size(ranks)
-        self.index = dist.get_rank(ranks)
+        self.rank_in_group = dist.get_rank(ranks)
         self.device = device
         self.owner = 0
-        self.tokens = 0
+        self.num_tokens = 0
 
     def begin_pass_for_rank(self, owner: int) -> bool:
         """Begin a pass for the rows of rank ``owner``; return True if it is this rank."""
         self.owner = owner
-        return owner == self.index
+        return owner == self.rank_in_group
 
     def compute_hidden(
         self,
@@ -62,7 +62,7 @@ class SequenceGroup:
         ``inputs`` are ids [T], positions [T] and layout on the owner, None on other ranks.
         """
         ids, positions, layout = self._broadcast_inputs(inputs)
-        self.tokens = len(ids)
+        self.num_tokens = len(ids)
         layout = replace(layout, sequence_group=self)
         local_hidden = compute_packed_hidden(
             backbone, self._slice_tokens(ids), self._slice_tokens(positions), layout, window
@@ -71,7 +71,7 @@ class SequenceGroup:
         # copies.
         copies = local_hidden.expand(self.size, *local_hidden.shape)
         slices: torch.Tensor = _ExchangeParts.apply(copies, self.ranks)
-        return slices.flatten(0, 1)[: self.tokens]
+        return slices.flatten(0, 1)[: self.num_tokens]
 
     def _broadcast_inputs(
         self, inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None
@@ -97,9 +97,9 @@ class SequenceGroup:
 
     def _slice_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return this rank's slice of ``values`` [T], padded at the end to equal length."""
-        length = -(-len(values) // self.size)
-        padded_values = F.pad(values, (0, length * self.size - len(values)))
-        return padded_values[self.index * length :][:length]
+        slice_length = -(-len(values) // self.size)
+        padded_values = F.pad(values, (0, slice_length * self.size - len(values)))
+        return padded_values[self.rank_in_group * slice_length :][:slice_length]
 
     def exchange_tokens_for_heads(self, states: torch.Tensor) -> torch.Tensor:
         """Exchange data so that this rank has all tokens for its part of the heads.
@@ -111,7 +111,7 @@ class SequenceGroup:
         copies_per_head = max(1, self.size // states.shape[1])
         heads = states[0].repeat_interleave(copies_per_head, 0).unflatten(0, (self.size, -1))
         received_heads: torch.Tensor = _ExchangeParts.apply(heads, self.ranks)
-        return received_heads.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
+        return received_heads.transpose(0, 1).flatten(1, 2)[None, :, : self.num_tokens]
 
     def exchange_heads_for_tokens(self, states: torch.Tensor) -> torch.Tensor:
         """Exchange data so that this rank has all heads for its part of the tokens.
@@ -119,9 +119,11 @@ class SequenceGroup:
         ``states`` [1, T, A / size, D] are all T tokens for this rank's part of the A heads. The
         result is [1, t, A, D] for the t tokens of this rank.
         """
-        length = -(-self.tokens // self.size)
-        padded_states = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
-        slices = padded_states.unflatten(0, (self.size, length))
+        slice_length = -(-self.num_tokens // self.size)
+        padded_states = F.pad(
+            states[0], (0, 0, 0, 0, 0, slice_length * self.size - self.num_tokens)
+        )
+        slices = padded_states.unflatten(0, (self.size, slice_length))
         received_tokens: torch.Tensor = _ExchangeParts.apply(slices, self.ranks)
         return received_tokens.transpose(0, 1).flatten(1, 2)[None]
 
@@ -170,12 +172,14 @@ def create_sequence_group(
 
 def _encode_layout(layout: PackedLayout) -> list[int]:
     """Encode packed segments as integers: their lengths, then their starts, then their parents."""
-    return [*layout.lengths, *layout.starts, *layout.parents]
+    return [*layout.lengths, *layout.prefix_lengths, *layout.parents]
 
 
-def _decode_layout(numbers: Sequence[int]) -> PackedLayout:
-    segments = len(numbers) // 3
-    lengths, starts, parents = (tuple(numbers[i * segments : (i + 1) * segments]) for i in range(3))
+def _decode_layout(encoded_layout: Sequence[int]) -> PackedLayout:
+    num_segments = len(encoded_layout) // 3
+    lengths, starts, parents = (
+        tuple(encoded_layout[i * num_segments : (i + 1) * num_segments]) for i in range(3)
+    )
     return PackedLayout(lengths, starts, parents)
 
 

@@ -81,8 +81,8 @@ def log_probs_from_hidden(
         temperature = targets.temperature
         # The results are cloned, because the outputs of an FSDP module must not be views.
         if targets.with_entropy:
-            token_values = logprobs_and_entropy_from_logits(logits, tokens, temperature)
-            token_scores = TargetLogProbs(*(values.clone() for values in token_values))
+            log_probs_and_entropy = logprobs_and_entropy_from_logits(logits, tokens, temperature)
+            token_scores = TargetLogProbs(*(tensor.clone() for tensor in log_probs_and_entropy))
         else:
             token_scores = TargetLogProbs(logprobs_from_logits(logits, tokens, temperature).clone())
         if allowed_token_ids is None:
@@ -112,8 +112,8 @@ def log_probs_from_hidden(
     return TargetLogProbs(*map(_join_chunks, zip(*chunk_scores, strict=True)))
 
 
-def _join_chunks(parts: tuple[Any, ...]) -> Any:
-    return None if parts[0] is None else torch.cat(parts)
+def _join_chunks(chunks: tuple[Any, ...]) -> Any:
+    return None if chunks[0] is None else torch.cat(chunks)
 
 
 def compute_float32_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -163,8 +163,8 @@ class Float32Logits(torch.autograd.Function):
 def head_width(head: nn.Module) -> int:
     """Return the number of logits that ``head`` gives per position."""
     # Linear layers and adapters have ``out_features``. Other heads only have a weight [width, H].
-    width: int | None = getattr(head, "out_features", None)
-    return width or head.get_parameter("weight").shape[0]
+    num_logits: int | None = getattr(head, "out_features", None)
+    return num_logits or head.get_parameter("weight").shape[0]
 
 
 # ---- logits by the model's own forward -----------------------------------------------------------
@@ -174,8 +174,8 @@ def head_width(head: nn.Module) -> int:
 PROBE_LOGIT = 50.0
 PROBE_POSITIONS = 4  # random hidden states in this test
 # Largest difference of logits that counts as rounding, as a fraction of ``PROBE_LOGIT``.
-ROUNDING = dict.fromkeys(FULL_PRECISION, 1e-5)
-ROUGH_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
+ROUNDING_BY_DTYPE = dict.fromkeys(FULL_PRECISION, 1e-5)
+DEFAULT_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
 
 
 class ModelForwardHead(nn.Module):
@@ -194,9 +194,9 @@ class ModelForwardHead(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of ``hidden`` [N, H]."""
         (lm,) = self._lm
-        ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+        placeholder_ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
         with _replace_backbone_output(lm, hidden[None]):
-            return lm(input_ids=ids, use_cache=False).logits[0].float()
+            return lm(input_ids=placeholder_ids, use_cache=False).logits[0].float()
 
 
 def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
@@ -208,19 +208,19 @@ def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
 def forward_changes_logits(lm: "PreTrainedModel") -> bool:
     """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone."""
     head = output_head(lm)
-    width = head.get_parameter("weight").shape[-1]
-    draw = torch.Generator().manual_seed(0)
-    hidden = torch.randn(PROBE_POSITIONS, width, generator=draw).to(lm.device, lm.dtype)
-    largest = compute_float32_logits(head, hidden).abs().max().clamp(min=1e-6)
-    hidden = hidden * (PROBE_LOGIT / largest).to(hidden.dtype)
-    plain = compute_float32_logits(head, hidden)
+    hidden_size = head.get_parameter("weight").shape[-1]
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(PROBE_POSITIONS, hidden_size, generator=generator).to(lm.device, lm.dtype)
+    largest_logit = compute_float32_logits(head, hidden).abs().max().clamp(min=1e-6)
+    hidden = hidden * (PROBE_LOGIT / largest_logit).to(hidden.dtype)
+    head_logits = compute_float32_logits(head, hidden)
     try:
-        by_forward = ModelForwardHead(lm)(hidden)
+        forward_logits = ModelForwardHead(lm)(hidden)
     except Exception:  # any error of the model; the caller then compares log-probs only
         return False
-    tolerance = ROUNDING.get(lm.dtype, ROUGH_ROUNDING) * PROBE_LOGIT
-    return plain.shape != by_forward.shape or not bool(
-        (plain - by_forward).abs().max() <= tolerance
+    tolerance = ROUNDING_BY_DTYPE.get(lm.dtype, DEFAULT_ROUNDING) * PROBE_LOGIT
+    return head_logits.shape != forward_logits.shape or not bool(
+        (head_logits - forward_logits).abs().max() <= tolerance
     )
 
 

@@ -60,11 +60,11 @@ def check_weights(
     files = check_weight_files(directory, setting)
     options = {"config": config, "trust_remote_code": trust_remote_code}
     try:
-        model, info = _from_pretrained(directory, purpose, device_map="meta", **options)
+        model, loading_info = _from_pretrained(directory, purpose, device_map="meta", **options)
     except Exception as error:  # invalid values of config.json raise errors of many types
         why = f"transformers cannot read its weights: {first_line(error)}"
         raise _unusable_error(setting, why) from error
-    _check_names(model, info, setting, purpose)
+    _check_names(model, loading_info, setting, purpose)
     _check_dtypes(model, files, setting)
     if purpose == "policy" and _has_untied_embeddings(model):
         _check_tied_values(model, files, setting)
@@ -90,8 +90,8 @@ def load_weights(
     """
     setting = f"model path={str(directory)!r}"
     files = check_weight_files(Path(directory), setting)
-    model, info = _from_pretrained(directory, purpose, **options)
-    _check_names(model, info, setting, purpose)
+    model, loading_info = _from_pretrained(directory, purpose, **options)
+    _check_names(model, loading_info, setting, purpose)
     _check_dtypes(model, files, setting)
     if purpose == "policy" and _has_untied_embeddings(model):
         raise _make_untied_weights_error(model, setting)
@@ -203,8 +203,10 @@ def _list_indexed_shards(index: Path, setting: str) -> list[Path]:
         raise _unusable_error(setting, why) from error
     missing_shards = [name for name in shards if not (index.parent / name).is_file()]
     if missing_shards or not shards:
-        counts = f"{len(missing_shards)} of {len(shards)} shards of {index.name} are missing"
-        raise _unusable_error(setting, f"{counts}: {_join_names(missing_shards)}")
+        missing_description = (
+            f"{len(missing_shards)} of {len(shards)} shards of {index.name} are missing"
+        )
+        raise _unusable_error(setting, f"{missing_description}: {_join_names(missing_shards)}")
     return [index.parent / name for name in shards]
 
 
@@ -267,16 +269,18 @@ def _check_names(
         ]
     if purpose != "policy":
         unexpected_names = [name for name in unexpected_names if name.startswith(backbone_prefixes)]
-    shapes = [
+    shape_descriptions = [
         f"{name} {list(file_shape)} instead of {list(model_shape)}"
         for name, file_shape, model_shape in mismatched_shapes
     ]
-    problems = {
+    names_by_problem = {
         "missing": missing_names,
         "unexpected": unexpected_names,
-        "of another shape": shapes,
+        "of another shape": shape_descriptions,
     }
-    reasons = [_describe_tensors(problem, names) for problem, names in problems.items() if names]
+    reasons = [
+        _describe_tensors(problem, names) for problem, names in names_by_problem.items() if names
+    ]
     reasons += [first_line(error) for error in loading_info.get("error_msgs", ())]
     architectures = model.config.architectures
     if purpose == "policy" and architectures and type(model).__name__ not in architectures:
@@ -293,14 +297,14 @@ def _check_dtypes(model: Any, files: Sequence[Path], setting: str) -> None:
     if getattr(model.config, "quantization_config", None) is not None:
         return
     parameter_names = {name for name, _ in model.named_parameters()}
-    names = [
+    non_float_names = [
         name
         for name, tensor in _iterate_tensors(files)
         if not _is_floating_point(tensor)
         and not parameter_names.isdisjoint((name, f"{model.base_model_prefix}.{name}"))
     ]
-    if names:
-        why = _describe_tensors("not stored as floating-point numbers", names)
+    if non_float_names:
+        why = _describe_tensors("not stored as floating-point numbers", non_float_names)
         raise _unusable_error(setting, why)
 
 
@@ -325,8 +329,12 @@ def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
     The config ties the two. transformers cannot compare their values on ``meta``.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
-    layer_names = [names[id(layer.weight)].rpartition(".")[0] for layer in (head, embeddings)]
+    names_by_weight_id = {
+        id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)
+    }
+    layer_names = [
+        names_by_weight_id[id(layer.weight)].rpartition(".")[0] for layer in (head, embeddings)
+    ]
     name_endings = tuple(f"{layer_name.rpartition('.')[2]}.weight" for layer_name in layer_names)
     tied_tensors = {
         ending: tensor
@@ -361,14 +369,14 @@ def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
     from transformers.utils import logging as hf_logging
 
     had_progress_bar = hf_logging.is_progress_bar_enabled()
-    level = hf_logging.get_verbosity()
+    previous_verbosity = hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()
     if not show_warnings:
         hf_logging.set_verbosity_error()
     try:
         yield
     finally:
-        hf_logging.set_verbosity(level)
+        hf_logging.set_verbosity(previous_verbosity)
         if had_progress_bar:
             hf_logging.enable_progress_bar()
 
@@ -418,9 +426,11 @@ def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tenso
     if not shape:
         yield tensor[...] if isinstance(tensor, torch.Tensor) else tensor[:]
         return
-    rows = max(1, SAMPLE_BLOCK_BYTES // max(1, 4 * math.prod(shape[1:])))
-    for start_row in range(0, shape[0], rows):
-        yield tensor[start_row : min(shape[0], start_row + math.ceil(rows * scanned_fraction))]
+    rows_per_block = max(1, SAMPLE_BLOCK_BYTES // max(1, 4 * math.prod(shape[1:])))
+    for start_row in range(0, shape[0], rows_per_block):
+        yield tensor[
+            start_row : min(shape[0], start_row + math.ceil(rows_per_block * scanned_fraction))
+        ]
 
 
 # ---------------------------------------------------------------------- messages

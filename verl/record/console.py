@@ -20,7 +20,7 @@ STEP_WIDTH = 100  # maximum number of characters per line of the table of steps
 COLUMN_GAP = "  "
 # Positions where a column label may be wrapped: at a space, and after the slash between two words.
 LABEL_BREAK = re.compile(r" |(?<=\w{3}/)")
-# (label, metric with the number of failures, metric with the total number), shown after failures
+# (label, metric that counts failures, metric that counts all), shown only if there were failures
 FAILURE_METRICS = (
     ("held-out failed", "val/aborted", "val/trajectories"),
     ("train failed", "rollout/aborted", "rollout/trajectories"),
@@ -29,7 +29,7 @@ FAILURE_METRICS = (
 
 
 def list_console_metrics() -> list[ConsoleMetric]:
-    """Return the metrics of the console in their order, including those that methods add."""
+    """Return the console metrics in their order, including those that training methods add."""
     return [
         ConsoleMetric("held-out success", ("val/success_rate",), "{:.1%}"),
         ConsoleMetric("held-out return", ("val/episode_reward",)),
@@ -39,7 +39,7 @@ def list_console_metrics() -> list[ConsoleMetric]:
         *(
             console_metric
             for contribution in load_contributions()
-            for console_metric in contribution.console
+            for console_metric in contribution.console_metrics
         ),
         ConsoleMetric("s/step", ("timing_s/step",), "{:.1f}"),
         ConsoleMetric("entropy", ("actor/entropy",), "{:.3f}"),
@@ -151,7 +151,7 @@ class TrainingConsole:
         self._progress: Progress | None = None
         if self.console.is_terminal:
             self._progress = Progress(
-                "training", total_steps, "steps", first=first_step, console=self.console
+                "training", total_steps, "steps", num_done_before=first_step, console=self.console
             )
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:

@@ -24,7 +24,7 @@ from verl.utils import jsonl
 from verl.utils.waits import BackgroundQueue
 
 logger = logging.getLogger(__name__)
-MAX_WAITING_WRITES = 2  # in memory: one validation and one training step; more block the caller
+MAX_WAITING_WRITES = 2  # one validation and one training step; a third write blocks its caller
 WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
 REPORT_TIMEOUT_S = 600.0  # for the child process that writes the report
 REPORT_PROGRAM = """
@@ -139,8 +139,10 @@ class Journal:
             Path(copy_folder).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(rollout_file, Path(copy_folder) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
-            texts = format_transcripts(jsonl.read(rollout_file), trainer.log_val_generations)
-            self._get_open_tracking().log_texts("val/trajectories", TRANSCRIPT_COLUMNS, texts, step)
+            transcripts = format_transcripts(jsonl.read(rollout_file), trainer.log_val_generations)
+            self._get_open_tracking().log_texts(
+                "val/trajectories", TRANSCRIPT_COLUMNS, transcripts, step
+            )
 
 
 def _write_report(run_directory: Path) -> Path | None:
@@ -149,7 +151,7 @@ def _write_report(run_directory: Path) -> Path | None:
     Returns the path, or None after a failure, which is logged and does not end the run.
     """
     try:
-        result = subprocess.run(
+        completed_process = subprocess.run(
             [sys.executable, "-c", REPORT_PROGRAM, str(run_directory)],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
@@ -161,19 +163,21 @@ def _write_report(run_directory: Path) -> Path | None:
         reason = getattr(error, "stderr", None) or error
         logger.warning("the report of %s could not be written: %s", run_directory, reason)
         return None
-    return Path(result.stdout.splitlines()[-1])
+    return Path(completed_process.stdout.splitlines()[-1])
 
 
 def format_transcripts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:
     """Return task, return and transcript of the first ``count`` trajectories of a rollout file."""
-    texts: dict[str, list[str]] = {}
+    rows_by_trajectory: dict[str, list[str]] = {}
     for line in lines:
         # Rows of one trajectory are adjacent and in order, so their texts can be joined.
-        if line["traj_uid"] not in texts and len(texts) == count:
+        if line["traj_uid"] not in rows_by_trajectory and len(rows_by_trajectory) == count:
             break
-        row = texts.setdefault(line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""])
+        row = rows_by_trajectory.setdefault(
+            line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""]
+        )
         for step in line["steps"]:
             row[2] += f"> {step['observation']}\n\n{step['response']}\n\n"
         if line.get(SUMMARY):
             row[2] += f"> summary:\n\n{line[SUMMARY]['response']}\n\n"
-    return list(texts.values())
+    return list(rows_by_trajectory.values())

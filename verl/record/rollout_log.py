@@ -10,7 +10,8 @@ with ``window`` it is a turn.
  "summary": {"step", "response", "num_tokens", "stop_reason", "span", "advantage", ...}}
 ```
 
-``summary`` is the summary that ends the row (``env.compact``); other rows lack the key.
+``summary`` is the policy's summary of the episode so far (``env.compact``), which ends the row.
+Rows without it lack the key.
 
 Entropies and other values per token are in a separate file (``format_token_lines``).
 """
@@ -73,20 +74,22 @@ def format_rollout_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterato
         prompts = tensors["prompts"][row]
         is_prompt = tensors["attention_mask"][row][: len(prompts)].astype(bool)
         line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
-        positions = _group_sampled_positions(
+        positions_by_turn = _group_sampled_positions(
             tensors["step_ids"][row], tensors["response_mask"][row]
         )
         line["steps"] = [record.to_json() for record in columns["steps"][row]]
         summary = columns[SUMMARY][row] if SUMMARY in columns else None
-        parts = [(step["step"], step) for step in line["steps"]]
+        turns_and_summary = [(step["step"], step) for step in line["steps"]]
         if summary is not None:
             line[SUMMARY] = summary.to_json()
-            parts.append((SUMMARY_STEP, line[SUMMARY]))
+            turns_and_summary.append((SUMMARY_STEP, line[SUMMARY]))
         if advantages is not None:
-            for step_id, part in parts:
-                part_positions = positions.get(step_id, NO_POSITIONS)
-                tokens = tensors["responses"][row][part_positions]
-                part |= _format_turn_credit(tokens, advantages[row][part_positions], decode_tokens)
+            for step_id, turn_or_summary in turns_and_summary:
+                turn_positions = positions_by_turn.get(step_id, NO_POSITIONS)
+                tokens = tensors["responses"][row][turn_positions]
+                turn_or_summary |= _format_turn_credit(
+                    tokens, advantages[row][turn_positions], decode_tokens
+                )
         yield line
 
 
@@ -100,9 +103,9 @@ def _format_turn_credit(
 ) -> dict[str, Any]:
     """Return the mean advantage of a turn, and text and advantage of each of its ``tokens`` [N]."""
     rounded_advantages = round_decimals(advantages, ADVANTAGE_DIGITS).tolist()
-    pairs = list(zip(decode_tokens(tokens), rounded_advantages, strict=True))
-    mean = round(float(advantages.mean()), ADVANTAGE_DIGITS) if len(advantages) else 0.0
-    return {"advantage": mean, "token_credit": pairs}
+    texts_and_advantages = list(zip(decode_tokens(tokens), rounded_advantages, strict=True))
+    mean_advantage = round(float(advantages.mean()), ADVANTAGE_DIGITS) if len(advantages) else 0.0
+    return {"advantage": mean_advantage, "token_credit": texts_and_advantages}
 
 
 def format_token_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[dict[str, Any]]:
@@ -131,10 +134,10 @@ def format_token_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[
         token_values = _compute_token_values({key: tensor[row] for key, tensor in tensors.items()})
         responses = tensors["responses"][row]
         step_ids = tensors["step_ids"][row]
-        positions = group_positions_by_turn(step_ids)
+        positions_by_turn = group_positions_by_turn(step_ids)
         steps = []
         for index, record in enumerate(columns["steps"][row]):
-            turn_positions = positions.get(record.step, NO_POSITIONS)
+            turn_positions = positions_by_turn.get(record.step, NO_POSITIONS)
             step = {"step": record.step, "tokens": decode_tokens(responses[turn_positions])}
             step |= _select_token_values(token_values, turn_positions)
             state = columns["anchor_obs"][row][index] if "anchor_obs" in columns else None
@@ -163,31 +166,31 @@ def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.nd
 
     ``format_token_lines`` describes them. A value whose tensors are missing is omitted.
     """
-    values = {"mask": row_tensors["response_mask"].astype(np.int8)}
+    token_values = {"mask": row_tensors["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in row_tensors:
-        values["weight"] = round_decimals(row_tensors[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
+        token_values["weight"] = round_decimals(row_tensors[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
     if "entropys" not in row_tensors:
-        return values
-    values["entropy"] = round_decimals(row_tensors["entropys"], ENTROPY_DIGITS)
+        return token_values
+    token_values["entropy"] = round_decimals(row_tensors["entropys"], ENTROPY_DIGITS)
     if "rollout_log_probs" in row_tensors and "old_log_probs" in row_tensors:
         engine_log_probs = row_tensors["rollout_log_probs"]
         gaps = round_significant(engine_log_probs - row_tensors["old_log_probs"], GAP_DIGITS)
-        values["gap"] = np.where(engine_log_probs != 0, gaps, np.nan)
-    return values
+        token_values["gap"] = np.where(engine_log_probs != 0, gaps, np.nan)
+    return token_values
 
 
 def _group_sampled_positions(
     step_ids: np.ndarray, response_mask: np.ndarray
 ) -> dict[int, np.ndarray]:
-    """Return the positions of the sampled tokens of each turn, and under -1 of the summary."""
+    """Return turn number -> positions of its sampled tokens; -1 is the summary of the episode."""
     return group_positions_by_turn(np.where(response_mask.astype(bool), step_ids, NOT_SAMPLED))
 
 
 def group_positions_by_turn(step_ids: np.ndarray) -> dict[int, np.ndarray]:
     """Return a dict turn number -> token positions, from the turn numbers ``step_ids`` [R]."""
-    order = np.argsort(step_ids, kind="stable")
-    steps, first_indices = np.unique(step_ids[order], return_index=True)
-    return dict(zip(steps.tolist(), np.split(order, first_indices[1:]), strict=True))
+    sorted_positions = np.argsort(step_ids, kind="stable")
+    steps, first_indices = np.unique(step_ids[sorted_positions], return_index=True)
+    return dict(zip(steps.tolist(), np.split(sorted_positions, first_indices[1:]), strict=True))
 
 
 def round_decimals(values: np.ndarray, digits: int) -> np.ndarray:

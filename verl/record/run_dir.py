@@ -45,7 +45,7 @@ from verl.utils.processes import available_cpus
 logger = logging.getLogger(__name__)
 VALIDATION_PREFIX = "val_"  # prefix of the files of validation trajectories
 LOCK_FILE = ".lock"  # lock file, which stays in the directory when the run has ended
-MODEL_PATH_SUFFIX = ".model.path"  # end of the keys of models
+MODEL_PATH_SUFFIX = ".model.path"  # suffix of the config keys of model paths
 MAX_CHANGES = 12  # maximum number of changed keys in one log line
 
 
@@ -110,14 +110,14 @@ class RunDirectory:
         Log a warning if a model has another directory or revision than at the last start.
         """
         changes = find_changed_values(written_config, config)
-        values = {key: new_value for key, (_, new_value) in changes.items()}
+        plan_values = {key: new_value for key, (_, new_value) in changes.items()}
         if self.plan_path.exists():
             old_plan = self._read_previous_content(self.plan_path, parse_yaml)
             old_paths = {key: old_plan[key] for key in old_plan if key.endswith(MODEL_PATH_SUFFIX)}
             new_values = flatten_config(config)
             new_paths = {key: new_values.get(key) for key in old_paths}
             self._log_changes(self.plan_path, old_paths, new_paths)
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(plan_values, sort_keys=False, allow_unicode=True)
         jsonl.write_text_atomically(self.plan_path, text)
 
     def find_foreign_file(self) -> str:
@@ -152,12 +152,14 @@ class RunDirectory:
             yield
         except KeyboardInterrupt:
             checkpoint_paths = list(CheckpointManager(self.checkpoints).find_checkpoints().values())
-            effect = "starts again: no checkpoint yet"
+            resume_effect = "starts again: no checkpoint yet"
             if checkpoint_paths:
-                effect = f"continues from {checkpoint_paths[-1]}"
-            condition = "" if resume_mode == "auto" else f", without resume_mode={resume_mode},"
+                resume_effect = f"continues from {checkpoint_paths[-1]}"
+            condition_text = (
+                "" if resume_mode == "auto" else f", without resume_mode={resume_mode},"
+            )
             text = "interrupted; the same command%s %s (trainer.resume_mode=auto)"
-            logger.warning(text, condition, effect)
+            logger.warning(text, condition_text, resume_effect)
             raise
 
     def remove_rollouts_after(self, step: int | None) -> None:
@@ -207,21 +209,21 @@ class RunDirectory:
     def _take_lock(self) -> None:
         path = self.path / LOCK_FILE
         # The lock belongs to the open file: the system releases it when this process dies.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
-            os.close(descriptor)
+            lock_owner = os.pread(file_descriptor, 64, 0).decode(errors="replace").strip()
+            os.close(file_descriptor)
             raise RunDirectoryInUseError(
-                f"trainer.default_local_dir={str(self.path)!r} is in use by process {owner}; "
+                f"trainer.default_local_dir={str(self.path)!r} is in use by process {lock_owner}; "
                 "allowed: a directory of one run; fix: wait for it, end it, or set "
                 "trainer.experiment_name",
                 "file_exists",
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock = descriptor
+        os.ftruncate(file_descriptor, 0)
+        os.pwrite(file_descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = file_descriptor
 
     def _write_config(self, config: object) -> None:
         settings = jsonl.to_json_types(config_to_dict(config))
@@ -317,15 +319,15 @@ def _read_cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # no Linux
         return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    cpu_names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return cpu_names[0] if cpu_names else platform.machine()
 
 
 def _collect_git_facts(root: Path) -> dict[str, Any] | None:
     """Return the git revision, and whether tracked files changed; None outside a checkout."""
     revision = _run_git(root, "rev-parse", "HEAD")
-    changes = _run_git(root, "status", "--porcelain", "--untracked-files=no")
-    return None if revision is None else {"revision": revision, "changed": bool(changes)}
+    changed_files = _run_git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if revision is None else {"revision": revision, "changed": bool(changed_files)}
 
 
 def _run_git(root: Path, *args: str) -> str | None:
@@ -351,10 +353,10 @@ def config_to_dict(config: object) -> dict[str, Any]:
         from omegaconf import OmegaConf
 
         config = OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportArgumentType]
-    values = to_jsonable_python(config, fallback=jsonl.to_json_types)
-    if not isinstance(values, dict):
+    plain_values = to_jsonable_python(config, fallback=jsonl.to_json_types)
+    if not isinstance(plain_values, dict):
         raise TypeError(f"a configuration is a mapping or a dataclass, not {type(config).__name__}")
-    return mask_secrets(values)
+    return mask_secrets(plain_values)
 
 
 def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
@@ -365,8 +367,8 @@ def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | f
         if isinstance(value, Mapping):
             values_by_path |= flatten_config(value, f"{name}.")
         else:
-            is_simple = isinstance(value, bool | int | float | str)
-            values_by_path[name] = value if is_simple else str(value)
+            is_plain_value = isinstance(value, bool | int | float | str)
+            values_by_path[name] = value if is_plain_value else str(value)
     return values_by_path
 
 

@@ -55,16 +55,16 @@ class Tracking:
     ) -> None:
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        first_step: int | None = None
+        first_repeated_step: int | None = None
         if resume_step is None or not keeps_later_steps:
             prepare_metrics_file(self.path, resume_step)
-            first_step = 0 if resume_step is None else resume_step + 1
+            first_repeated_step = 0 if resume_step is None else resume_step + 1
         self.console = console
         if self.console is None and "console" in backends:
             self.console = TrainingConsole(total_steps=total_steps, first_step=resume_step or 0)
         directory = Path(run_dir) / "logs"
         self.services = [
-            TrackingService(name, project, experiment, directory, config, first_step)
+            TrackingService(name, project, experiment, directory, config, first_repeated_step)
             for name in backends
             if name not in BUILT_IN_TRACKERS
         ]
@@ -75,9 +75,9 @@ class Tracking:
         jsonl.append(self.path, {"step": step, "time": time.time(), **data})
         if self.console is not None:
             self.console.step(step, data)
-        numbers = {key: float(value) for key, value in data.items() if _is_number(value)}
+        numeric_metrics = {key: float(value) for key, value in data.items() if _is_number(value)}
         for service in self.services:
-            service.log(numbers, step)
+            service.log(numeric_metrics, step)
 
     def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
         """Send the table ``name`` of texts to the services that can show texts."""
@@ -153,7 +153,7 @@ def _is_finite(value: object) -> bool:
 def _hidden_launcher_variables() -> Iterator[None]:
     """Hide the variables with which torchrun and MPI number processes.
 
-    accelerate would wait for the other processes, or log nothing outside of rank 0.
+    Otherwise accelerate would wait for the other processes, or log nothing outside of rank 0.
     """
     hidden_variables = {
         name: value for name, value in os.environ.items() if _LAUNCHER_VARIABLE.fullmatch(name)
@@ -225,13 +225,13 @@ class TrackingService:
 
         with _hidden_launcher_variables():
             PartialState(cpu=True)  # accelerate's trackers need it to identify the main process
-        arguments = self._make_tracker_arguments(project, experiment, str(directory))
-        tracker = LOGGER_TYPE_TO_CLASS[self.name](**arguments)
+        tracker_arguments = self._make_tracker_arguments(project, experiment, str(directory))
+        tracker = LOGGER_TYPE_TO_CLASS[self.name](**tracker_arguments)
         tracker.start()
         self._tracker = tracker
-        values = list(flatten_config(config).items())
+        config_items = list(flatten_config(config).items())
         max_keys = MAX_TENSORBOARD_KEYS if self.name == "tensorboard" else None
-        tracker.store_init_configuration(dict(values[:max_keys]))
+        tracker.store_init_configuration(dict(config_items[:max_keys]))
 
     def _make_tracker_arguments(self, project: str, experiment: str, path: str) -> dict[str, Any]:
         """Return the keyword arguments of this service's tracker class in accelerate."""

@@ -205,7 +205,7 @@ def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Itera
     override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     for key in find_masked_keys(to_dict(parsed.config)):
         if key not in override_keys:
-            # Without a colon after the key: it would look like the secret's value.
+            # Write no colon after the key: the word after "KEY:" would be masked as a secret.
             text = f"{key} is masked in the stored config; allowed: its value; fix: set it on the "
             yield Problem(f"{text}command line", "missing_key")
 
@@ -226,18 +226,18 @@ def _read_multirun_configs(
         override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
     )
     parsed_configs = []
-    names: list[str] = []
+    experiment_names: list[str] = []
     for job in expand_sweep(args.overrides):
         overrides = job.overrides
         parsed = read_config(config_name, overrides, schema, args.config_path)
-        # Choose no default experiment name for an invalid config. It is refused, and the key may be
-        # missing.
+        # Choose no default experiment name for an invalid config: the config is refused, and may
+        # have no experiment name.
         if not has_experiment_name and not parsed.problems:
             base_name = parsed.config.trainer.experiment_name
             name = "-".join([base_name, *_format_job_names(job.swept_overrides, schema)])
-            names.append(name)
+            experiment_names.append(name)
             # A value that occurs twice gives two equal jobs: number the second one.
-            name += f"-{names.count(name)}" if names.count(name) > 1 else ""
+            name += f"-{experiment_names.count(name)}" if experiment_names.count(name) > 1 else ""
             overrides = [*overrides, quote_override("trainer.experiment_name", name)]
             parsed = read_config(config_name, overrides, schema, args.config_path)
         parsed_configs.append(parsed)
@@ -249,14 +249,14 @@ def _format_job_names(swept_overrides: Sequence[str], schema: Schema) -> list[st
 
     Different overrides have different names, so that no sweep uses the directories of another.
     """
-    names = []
+    job_names = []
     for override in swept_overrides:
         path, _, value = override.lstrip("+").partition("=")
-        text = f"{_shorten_key(path, schema)}={value}"
-        name = re.sub(r"[^\w.=+-]", "_", text)[:MAX_JOB_NAME_LENGTH]
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        names.append(name if name == text else f"{name}-{digest}")
-    return names
+        short_override = f"{_shorten_key(path, schema)}={value}"
+        job_name = re.sub(r"[^\w.=+-]", "_", short_override)[:MAX_JOB_NAME_LENGTH]
+        digest = hashlib.sha256(short_override.encode()).hexdigest()[:8]
+        job_names.append(job_name if job_name == short_override else f"{job_name}-{digest}")
+    return job_names
 
 
 def _shorten_key(path: str, schema: Schema) -> str:
@@ -445,13 +445,13 @@ def _format_help(
     if section:
         return _format_section_help(section, schema)
     keys = collect_section_keys(schema)
-    names = list_child_names("", keys)
-    sections = "\n".join(f"  {name:<24}{keys[name].help_text}" for name in names)
+    section_names = list_child_names("", keys)
+    sections_text = "\n".join(f"  {name:<24}{keys[name].help_text}" for name in section_names)
     return (
         f"{parser.format_help()}\n"
         f"configs (--config-name):\n  {', '.join(list_config_names(config_path))}\n\n"
-        f"sections (--help SECTION lists the keys of one, for example --help {names[0]}):\n"
-        f"{sections}\n"
+        f"sections (--help SECTION lists the keys of one, for example --help {section_names[0]}):\n"
+        f"{sections_text}\n"
     )
 
 
@@ -473,5 +473,5 @@ def _format_key_help(key: Key) -> str:
     elif key.unused_annotation:
         annotation = key.unused_annotation
         note = f" [no effect: {annotation.why}; accepted for {annotation.set_by}]"
-    allowed = f"{key.describe_allowed()}; default {format_default(key)}"
-    return f"{key.path}  ({allowed})\n    {key.help_text}{note}"
+    allowed_text = f"{key.describe_allowed()}; default {format_default(key)}"
+    return f"{key.path}  ({allowed_text})\n    {key.help_text}{note}"

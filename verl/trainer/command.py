@@ -24,11 +24,11 @@ def read_overrides(
     """
     keys = collect_section_keys(schema)
     override_tree = _build_override_tree(overrides, keys)
-    reading = read_section(schema, convert_text_values(override_tree, schema))
+    read_result = read_section(schema, convert_text_values(override_tree, schema))
     missing_keys = [
         key for key in required_keys if _get_config_value(override_tree, key) in (None, "")
     ]
-    problems = [text for key, text in reading.problems.items() if key not in missing_keys]
+    problems = [text for key, text in read_result.problems.items() if key not in missing_keys]
     problems += [
         Problem(
             f"{key}: required ({keys[key].help_text.removesuffix('; required')}); fix: {key}=...",
@@ -36,31 +36,31 @@ def read_overrides(
         )
         for key in missing_keys
     ]
-    if problems or reading.section is None:
+    if problems or read_result.section is None:
         raise ConfigError(dict.fromkeys(problems))
-    return reading.section
+    return read_result.section
 
 
 def _build_override_tree(overrides: Sequence[str], keys: Mapping[str, Key]) -> Any:
     tree = OmegaConf.create()
-    text = ""
+    override_text = ""
     try:
         for override in parse_overrides(overrides):
-            text = override.input_line
+            override_text = override.input_line
             if override.is_sweep_override() or override.is_delete():
                 raise ConfigError(
-                    f"{text}: sweeps and deletions are not supported; allowed: key=value; "
+                    f"{override_text}: sweeps and deletions are not supported; allowed: key=value; "
                     "fix: quote the value",
                     "invalid_syntax",
                 )
-            path = override.key_or_group
-            digits = read_number_as_text(override, keys.get(path))
-            value = override.value() if digits is None else digits
-            OmegaConf.update(tree, path, value, force_add=True)
+            override_key = override.key_or_group
+            number_text = read_number_as_text(override, keys.get(override_key))
+            value = override.value() if number_text is None else number_text
+            OmegaConf.update(tree, override_key, value, force_add=True)
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]
-        message = f"{text}: {why}; allowed: key=value; fix: correct the value"
+        message = f"{override_text}: {why}; allowed: key=value; fix: correct the value"
         raise ConfigError(message, "invalid_syntax") from error
 
 

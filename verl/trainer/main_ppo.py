@@ -28,8 +28,10 @@ def train(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    checks = (collect_registered_names, run_preflight_checks, perform_dry_run)
-    return cli.run(train, choose_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *checks)
+    preflight_functions = (collect_registered_names, run_preflight_checks, perform_dry_run)
+    return cli.run(
+        train, choose_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *preflight_functions
+    )
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ class ChatTemplate:
     """Renderer of conversations with ``tokenizer.chat_template``.
 
     ``template_kwargs`` are further arguments of the template. ``uses_parts`` is True if message
-    content must be a list of typed parts instead of a string. ``takes_system`` is True if system
-    messages are rendered. Otherwise callers put the system text before the first user message.
+    content must be a list of typed parts instead of a string. ``renders_system_message`` is True if
+    system messages are rendered. Otherwise callers put the system text before the first user
+    message.
 
     Raises ``UnsupportedTemplateError`` if there is no template, if it does not render a user
     message exactly once, or if ``template_kwargs`` has a key of ``RESERVED_ARGUMENTS``.
@@ -86,23 +87,28 @@ class ChatTemplate:
                 "them (put a template into chat_template.jinja next to the tokenizer)"
             )
         self.uses_parts = self._detect_content_parts()
-        self.takes_system = self._renders_contents_once(("system", "user"), self.uses_parts)
+        self.renders_system_message = self._renders_contents_once(
+            ("system", "user"), self.uses_parts
+        )
         self.split_pieces = cache(self._render_pieces)
 
     def render(
         self,
         messages: Sequence[Message],
-        parts: bool | None = None,
+        uses_parts: bool | None = None,
         *,
         add_generation_prompt: bool = True,
         tools: Tools = (),
     ) -> str:
         """Return the text of ``messages``, by default followed by the generation prompt.
 
-        With ``parts`` the contents are passed as lists of typed parts. None means ``uses_parts``.
-        ``tools`` are the functions that the policy may call, as OpenAI's JSON schemas.
+        With ``uses_parts`` the contents are passed as lists of typed parts. None means the
+        attribute ``uses_parts``. ``tools`` are the functions that the policy may call, as OpenAI's
+        JSON schemas.
         """
-        return self._apply_template(messages, parts, add_generation_prompt, tools, tokenize=False)
+        return self._apply_template(
+            messages, uses_parts, add_generation_prompt, tools, tokenize=False
+        )
 
     def render_token_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of ``messages`` followed by the generation prompt."""
@@ -112,14 +118,14 @@ class ChatTemplate:
     def _apply_template(
         self,
         messages: Sequence[Message],
-        parts: bool | None,
+        uses_parts: bool | None,
         add_generation_prompt: bool,
         tools: Tools,
         **options: Any,
     ) -> Any:
-        parts = self.uses_parts if parts is None else parts
+        uses_parts = self.uses_parts if uses_parts is None else uses_parts
         template_messages: list[dict[str, Any]] = [dict(message) for message in messages]
-        if parts:
+        if uses_parts:
             for message in template_messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         options |= {"add_generation_prompt": add_generation_prompt}
@@ -218,10 +224,10 @@ class ChatTemplate:
             "fix: set another chat template"
         )
 
-    def _renders_contents_once(self, roles: Sequence[str], parts: bool) -> bool:
+    def _renders_contents_once(self, roles: Sequence[str], uses_parts: bool) -> bool:
         messages = make_placeholder_messages(*roles)
         try:
-            text = self.render(messages, parts)
+            text = self.render(messages, uses_parts)
         except RENDER_ERRORS:
             return False
         return all(text.count(message["content"]) == 1 for message in messages)
@@ -253,12 +259,12 @@ def find_template_end_ids(tokenizer: Any, template: ChatTemplate) -> frozenset[i
     ``<|user|>`` and ``<|observation|>`` (GLM). Empty if plain text ends a turn.
     """
     end_id = find_reply_end_token(tokenizer, template)[1]
-    ids = set() if end_id is None else {end_id}
+    end_ids = set() if end_id is None else {end_id}
     for arguments in (CALL_ARGUMENTS, json.dumps(CALL_ARGUMENTS)):
         with contextlib.suppress(*RENDER_ERRORS):
-            ids.update(_find_tool_call_end_ids(tokenizer, template, arguments, end_id))
+            end_ids.update(_find_tool_call_end_ids(tokenizer, template, arguments, end_id))
             break
-    return frozenset(ids)
+    return frozenset(end_ids)
 
 
 def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
@@ -280,9 +286,11 @@ def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, i
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
     """Return the id of the control token at the start of ``turn_end``, or None."""
-    tokens = ChatTextEncoder(tokenizer, turn_end)
-    control_text = tokens.find_control_text_at_start(turn_end)
-    control_ids = [token for token in tokens.encode(control_text) if token in tokens.control_ids]
+    text_encoder = ChatTextEncoder(tokenizer, turn_end)
+    control_text = text_encoder.find_control_text_at_start(turn_end)
+    control_ids = [
+        token for token in text_encoder.encode(control_text) if token in text_encoder.control_ids
+    ]
     return control_ids[0] if control_ids else None
 
 
@@ -315,30 +323,37 @@ def _find_tool_call_end_ids(
     It is empty if ``end_id``, which ends a text answer, also ends such a turn. A token between two
     calls of one turn does not end the turn.
     """
-    question, result, *names = map(make_content_placeholder, range(4))
-    calls = [make_tool_call(name, arguments) for name in names]
-    tools = [make_tool_schema(name, [CALL_KEY]) for name in names]
+    question, tool_result, *tool_names = map(make_content_placeholder, range(4))
+    calls = [make_tool_call(tool_name, arguments) for tool_name in tool_names]
+    tools = [make_tool_schema(tool_name, [CALL_KEY]) for tool_name in tool_names]
 
     def render_after_value(calls: list[dict[str, Any]]) -> str:
         messages = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "tool", "name": names[0], "tool_call_id": calls[0]["id"], "content": result},
+            {
+                "role": "tool",
+                "name": tool_names[0],
+                "tool_call_id": calls[0]["id"],
+                "content": tool_result,
+            },
         ]
         text = template.render(messages, tools=tools).rpartition(question)[2]
-        return text.partition(CALL_VALUE)[2].partition(result)[0]
+        return text.partition(CALL_VALUE)[2].partition(tool_result)[0]
 
-    after_call = render_after_value(calls[:1])
-    tokens = ChatTextEncoder(tokenizer, after_call)
-    written_ids = [token for token in tokens.encode(after_call) if token in tokens.control_ids]
-    if end_id in written_ids:
+    text_after_call = render_after_value(calls[:1])
+    text_encoder = ChatTextEncoder(tokenizer, text_after_call)
+    control_ids_after_call = [
+        token for token in text_encoder.encode(text_after_call) if token in text_encoder.control_ids
+    ]
+    if end_id in control_ids_after_call:
         return []
     try:
-        between_text, has_second_call, _ = render_after_value(calls).partition(names[1])
+        text_between_calls, second_call_name, _ = render_after_value(calls).partition(tool_names[1])
     except RENDER_ERRORS:
-        between_text, has_second_call = "", ""  # the template allows one call per turn
-    between_ids = set(tokens.encode(between_text)) if has_second_call else set()
-    return [token for token in written_ids if token not in between_ids][:1]
+        text_between_calls, second_call_name = "", ""  # the template allows one call per turn
+    ids_between_calls = set(text_encoder.encode(text_between_calls)) if second_call_name else set()
+    return [token for token in control_ids_after_call if token not in ids_between_calls][:1]
 
 
 def make_tool_schema(name: str, keys: Sequence[str]) -> dict[str, Any]:
@@ -352,13 +367,13 @@ def make_tool_schema(name: str, keys: Sequence[str]) -> dict[str, Any]:
 def read_config_stop_ids(model_path: str | Path) -> frozenset[int]:
     """Return the ``eos_token_id`` values of ``generation_config.json``, or else ``config.json``."""
     for name in ("generation_config.json", "config.json"):
-        file = Path(model_path) / name
-        if file.is_file():
-            config = json.loads(file.read_text(encoding="utf-8"))
+        config_file = Path(model_path) / name
+        if config_file.is_file():
+            config = json.loads(config_file.read_text(encoding="utf-8"))
             return frozenset(_collect_ids(config.get("eos_token_id")))
     return frozenset()
 
 
 def _collect_ids(value: object) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [token_id for token_id in values if isinstance(token_id, int)]
+    id_values = value if isinstance(value, list) else [value]
+    return [token_id for token_id in id_values if isinstance(token_id, int)]

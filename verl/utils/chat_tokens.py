@@ -20,17 +20,18 @@ from typing import Any
 TAG = re.compile(r"</?(level|think|action)>")
 # Added tokens of a tokenizer that are not control tokens: tags and byte-fallback tokens.
 ORDINARY_TOKEN = re.compile(rf"{TAG.pattern}|<0x[0-9A-F]{{2}}>")
-# CUT and MARK are noncharacters of Unicode, which do not occur in text. CUT splits an added token,
-# so that its text is encoded as other tokens. MARK encloses the index of a control token.
-CUT = "\ufdd0"
+# Both characters are noncharacters of Unicode, which do not occur in text.
+# TOKEN_SPLIT_CHARACTER splits an added token, so that its text is encoded as other tokens. MARK
+# encloses the index of a control token.
+TOKEN_SPLIT_CHARACTER = "\ufdd0"
 MARK = "\ufdd1"
-MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
-WORD = re.compile(r"\s*\S+|\s+\Z")
+MARKED_INDEX = re.compile(f"{MARK}([0-9]+){MARK}")
+WORD_PATTERN = re.compile(r"\s*\S+|\s+\Z")
 # Characters that stand for the space before a word in the tokens of a vocabulary.
 SPACE_CHARACTERS = ("\u2581", "\u0120")
 # Prefixes with which a text is encoded as a continuation; the prefix's tokens are then removed.
-# They are tried in this order. No vocabulary merges CUT with the text after it.
-PREFIXES = (CUT, ".", "x", "0")
+# They are tried in this order. No vocabulary merges TOKEN_SPLIT_CHARACTER with the text after it.
+CONTINUATION_PREFIXES = (TOKEN_SPLIT_CHARACTER, ".", "x", "0")
 # Size of the cache of encoded texts. Prompts and observations repeat within a group.
 MAX_CACHED_TEXTS = 2048
 
@@ -50,7 +51,7 @@ class TextEncoder:
         if not text or not self.adds_space:
             return self.encode(text, **options)
         unknown_id = getattr(self._tokenizer, "unk_token_id", None)
-        for prefix in PREFIXES:
+        for prefix in CONTINUATION_PREFIXES:
             prefix_ids = self.encode(prefix, **options)
             ids_with_prefix = self.encode(prefix + text, **options)
             # Skip a prefix that is unknown: adjacent unknown characters become one token.
@@ -61,20 +62,21 @@ class TextEncoder:
     @cached_property
     def adds_space(self) -> bool:
         """Return True if the tokenizer adds a space before a text."""
-        ids = self.encode("x")
-        return bool(ids) and str(self._tokenizer.convert_ids_to_tokens(ids[0])).startswith(
-            SPACE_CHARACTERS
-        )
+        letter_ids = self.encode("x")
+        return bool(letter_ids) and str(
+            self._tokenizer.convert_ids_to_tokens(letter_ids[0])
+        ).startswith(SPACE_CHARACTERS)
 
 
 class ChatTextEncoder:
     """Encoder of texts that a chat template has rendered, for a Hugging Face ``tokenizer``.
 
-    ``frame`` is a rendered example conversation that contains all texts of the template. Control
-    tokens are the special tokens of the tokenizer, and the added tokens that occur in ``frame``.
+    ``example_conversation`` is a rendered example conversation that contains all texts of the
+    template. Control tokens are the special tokens of the tokenizer, and the added tokens that
+    occur in ``example_conversation``.
     """
 
-    def __init__(self, tokenizer: Any, frame: str) -> None:
+    def __init__(self, tokenizer: Any, example_conversation: str) -> None:
         self._encoder = TextEncoder(tokenizer)
         # The unknown token is not a control token, even if it is a special token.
         unknown_id = getattr(tokenizer, "unk_token_id", None)
@@ -84,13 +86,13 @@ class ChatTextEncoder:
             if token.content.strip()
             and token_id != unknown_id
             and not ORDINARY_TOKEN.fullmatch(token.content)
-            if token.special or token.content in frame
+            if token.special or token.content in example_conversation
         }
         self._control_texts = list(self._control_tokens)
         self.control_ids = frozenset(token_id for token_id, _ in self._control_tokens.values())
-        longest_first = sorted(self._control_tokens, key=lambda text: (-len(text), text))
+        texts_longest_first = sorted(self._control_tokens, key=lambda text: (-len(text), text))
         # "(?!)" never matches. It is used if there are no control tokens.
-        self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self.pattern = re.compile(f"({'|'.join(map(re.escape, texts_longest_first)) or '(?!)'})")
         self.encode = lru_cache(MAX_CACHED_TEXTS)(self._encode)
 
     def mark_control_tokens(self, content: str) -> str:
@@ -102,18 +104,18 @@ class ChatTextEncoder:
             content.replace(MARK, ""),
         )
 
-    def restore_control_tokens(self, marked: str) -> str:
-        """Replace each mark in ``marked`` by the text of its control token."""
-        return MARKED.sub(self._get_control_text, marked)
+    def restore_control_tokens(self, marked_text: str) -> str:
+        """Replace each mark in ``marked_text`` by the text of its control token."""
+        return MARKED_INDEX.sub(self._get_control_text, marked_text)
 
-    def convert_to_marked_length(self, marked: str, length: int) -> int:
-        """Return the length of the part of ``marked`` that stands for ``length`` characters.
+    def convert_to_marked_length(self, marked_text: str, length: int) -> int:
+        """Return the length of the part of ``marked_text`` that stands for ``length`` characters.
 
-        Each mark in ``marked`` stands for the longer text of a control token, which
+        Each mark in ``marked_text`` stands for the longer text of a control token, which
         ``restore_control_tokens`` inserts. A mark is included as a whole or not at all.
         """
         marked_end = restored_end = 0
-        for match in MARKED.finditer(marked):
+        for match in MARKED_INDEX.finditer(marked_text):
             text_end = (
                 restored_end + match.start() - marked_end + len(self._get_control_text(match))
             )
@@ -127,17 +129,21 @@ class ChatTextEncoder:
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
 
-    def encode_tail_in_context(self, marked: str, start: int) -> tuple[int, ...] | None:
-        """Return the token ids that ``marked[start:]`` has in the encoding of the whole ``marked``.
+    def encode_tail_in_context(self, marked_text: str, start: int) -> tuple[int, ...] | None:
+        """Return the token ids of ``marked_text[start:]`` in the encoding of ``marked_text``.
 
         Returns None if a token covers text on both sides of ``start``. Only the text from the last
         control token before ``start`` on is encoded, because no token crosses a control token.
         """
-        control_starts = [match.start() for match in self.pattern.finditer(marked, 0, start)]
+        control_starts = [match.start() for match in self.pattern.finditer(marked_text, 0, start)]
         context_start = control_starts[-1] if control_starts else 0
-        context_ids = self.encode(marked[context_start:start])
-        ids = self.encode(marked[context_start:])
-        return ids[len(context_ids) :] if ids[: len(context_ids)] == context_ids else None
+        context_ids = self.encode(marked_text[context_start:start])
+        context_and_tail_ids = self.encode(marked_text[context_start:])
+        return (
+            context_and_tail_ids[len(context_ids) :]
+            if context_and_tail_ids[: len(context_ids)] == context_ids
+            else None
+        )
 
     def encode_following_text(self, preceding_text: str, text: str) -> tuple[int, ...]:
         """Return the token ids of ``text``, which follows the text ``preceding_text``.
@@ -154,8 +160,8 @@ class ChatTextEncoder:
         Control tokens in message contents must be marked with ``mark_control_tokens``. With
         ``is_continuation`` the text is encoded as the continuation of another text.
         """
-        if CUT not in marked_text:
-            unmarked_text = MARKED.sub(self._get_control_text, marked_text)
+        if TOKEN_SPLIT_CHARACTER not in marked_text:
+            unmarked_text = MARKED_INDEX.sub(self._get_control_text, marked_text)
             token_ids = (
                 self._encoder.encode_continuation(unmarked_text)
                 if is_continuation
@@ -196,23 +202,25 @@ class ChatTextEncoder:
                 and self._control_tokens[pieces[piece_index + 1]][1].lstrip
             ):
                 text = text.rstrip()
-            continues_text = (
+            is_continuing_text = (
                 is_continuation if piece_index == 0 else self._omits_space_after_control
             )
-            for fragment in MARKED.sub(self._split_control_text, text).split(CUT):
-                ids.extend(self._encode_as_plain_text(fragment, continues_text))
-                continues_text = continues_text or bool(fragment)
+            for fragment in MARKED_INDEX.sub(self._split_control_text, text).split(
+                TOKEN_SPLIT_CHARACTER
+            ):
+                ids.extend(self._encode_as_plain_text(fragment, is_continuing_text))
+                is_continuing_text = is_continuing_text or bool(fragment)
         return ids
 
     def _encode_as_plain_text(self, text: str, is_continuation: bool) -> list[int]:
         """Return the token ids of ``text``, none of which is a control token."""
-        encode = self._encoder.encode_continuation if is_continuation else self._encoder.encode
-        ids = encode(text, split_special_tokens=True)
+        encode_text = self._encoder.encode_continuation if is_continuation else self._encoder.encode
+        ids = encode_text(text, split_special_tokens=True)
         if self.control_ids.isdisjoint(ids):
             return ids
         # A tokenizer that normalises text can find a control token in another spelling. Then
         # encode each word, or each letter of a single word, separately.
-        words = WORD.findall(text)
+        words = WORD_PATTERN.findall(text)
         text_parts = words if len(words) > 1 else list(text)
         if len(text_parts) < 2:
             return ids
@@ -221,8 +229,8 @@ class ChatTextEncoder:
             *self._encode_as_plain_text(first_part, is_continuation),
             *(
                 token
-                for part in further_parts
-                for token in self._encode_as_plain_text(part, is_continuation=True)
+                for text_part in further_parts
+                for token in self._encode_as_plain_text(text_part, is_continuation=True)
             ),
         ]
 
@@ -241,8 +249,12 @@ class ChatTextEncoder:
     def _split_control_text(self, match: re.Match[str]) -> str:
         text = self._get_control_text(match)
         # The option ``split_special_tokens`` splits special tokens. Split other added tokens here,
-        # with CUT after the first character.
-        return text if self._control_tokens[text][1].special else f"{text[0]}{CUT}{text[1:]}"
+        # with ``TOKEN_SPLIT_CHARACTER`` after the first character.
+        return (
+            text
+            if self._control_tokens[text][1].special
+            else f"{text[0]}{TOKEN_SPLIT_CHARACTER}{text[1:]}"
+        )
 
 
 def _is_subsequence(subsequence: Sequence[int], sequence: Iterable[int]) -> bool:

@@ -56,7 +56,7 @@ MANIFEST_FORMAT = 2  # version of the manifest's format
 MANIFEST_DIGEST = "sha256"  # key of the digest of all other entries of the manifest
 PARTIAL_PREFIX = ".partial-"
 MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories of all processes are removed
-VISIBILITY_TIMEOUT_S = 90.0  # to see files of other nodes; network file systems cache a minute
+VISIBILITY_TIMEOUT_S = 90.0  # until files of other nodes are visible (file systems cache 60 s)
 POLL_S = 0.5  # time between two checks if files are visible
 CLOSE_TIMEOUT_S = 60.0  # maximum time to wait for a running save when the run ends early
 
@@ -100,12 +100,12 @@ class CheckpointManager:
                 shutil.rmtree(path, ignore_errors=True)
         partial_dir = self._make_partial_dir()
         try:
-            files_or_wait = writer(partial_dir)
+            files_or_wait_function = writer(partial_dir)
         except BaseException:
             shutil.rmtree(partial_dir, ignore_errors=True)
             raise
         finish_save = functools.partial(
-            self._finish_save, step, partial_dir, encoded_state, files_or_wait
+            self._finish_save, step, partial_dir, encoded_state, files_or_wait_function
         )
         if self.background:
             self._running_save = step, BackgroundCall(finish_save, f"save-{step}")
@@ -117,9 +117,9 @@ class CheckpointManager:
         """Wait for the running save. Raise ``CheckpointError`` if it failed or takes too long."""
         if self._running_save is None:
             return
-        step, call = self._running_save
+        step, background_call = self._running_save
         try:
-            call.get_result(timeout_s)
+            background_call.get_result(timeout_s)
         except Exception as error:
             self._running_save = None
             raise CheckpointError(f"the save of step {step} failed: {error}") from error
@@ -136,14 +136,16 @@ class CheckpointManager:
         return self.root / f"global_step_{step}"
 
     def _finish_save(
-        self, step: int, partial_dir: Path, encoded_state: str, files_or_wait: object
+        self, step: int, partial_dir: Path, encoded_state: str, files_or_wait_function: object
     ) -> None:
         """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name."""
         checkpoint_dir = self._get_step_directory(step)
         try:
-            if callable(files_or_wait):
-                files_or_wait = files_or_wait()
-            written_files = files_or_wait if isinstance(files_or_wait, list) else []
+            if callable(files_or_wait_function):
+                files_or_wait_function = files_or_wait_function()
+            written_files = (
+                files_or_wait_function if isinstance(files_or_wait_function, list) else []
+            )
             self._wait_until_visible(partial_dir, written_files)
             set_permissions_and_flush(partial_dir)
             write_state_and_manifest(partial_dir, step, encoded_state, written_files)
@@ -200,8 +202,10 @@ class CheckpointManager:
                 rename_with_number(new_path)
             os.rename(path, new_path)
         flush_to_disk(self.root)
-        names = ", ".join(path.name for path in later_paths)
-        logger.warning("checkpoints of an abandoned run were moved to %s: %s", given_up_dir, names)
+        checkpoint_names = ", ".join(path.name for path in later_paths)
+        logger.warning(
+            "checkpoints of an abandoned run were moved to %s: %s", given_up_dir, checkpoint_names
+        )
 
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` of the checkpoint ``path``, or of the newest valid checkpoint.
@@ -254,17 +258,23 @@ class CheckpointManager:
             return
         path_by_step = self.find_checkpoints()
         complete_steps = [
-            step for step, path in path_by_step.items() if is_complete_checkpoint(path)
+            step
+            for step, checkpoint_dir in path_by_step.items()
+            if is_complete_checkpoint(checkpoint_dir)
         ]
         kept_steps = {*complete_steps[-self.max_to_keep :], saved_step}
         # A newer checkpoint belongs to another run that used ``root``.
         newer_checkpoint = self.find_latest_valid(after_step=saved_step)
-        kept_steps |= {step for step, path in path_by_step.items() if path == newer_checkpoint}
-        for step, path in path_by_step.items():
+        kept_steps |= {
+            step
+            for step, checkpoint_dir in path_by_step.items()
+            if checkpoint_dir == newer_checkpoint
+        }
+        for step, checkpoint_dir in path_by_step.items():
             # Remove incomplete checkpoints only if they are older than all kept ones. The user may
             # want to inspect newer ones.
             if step not in kept_steps and (step in complete_steps or step < min(kept_steps)):
-                shutil.rmtree(self._move_to_partial_dir(path))
+                shutil.rmtree(self._move_to_partial_dir(checkpoint_dir))
 
     def _move_to_partial_dir(self, path: Path) -> Path:
         # Rename the directory before removing it: if the removal is interrupted, no incomplete
@@ -302,12 +312,12 @@ def choose_checkpoint(
         return None
     checkpoint = checkpoints.find_latest_valid()
     if checkpoint is None and (invalid_checkpoints := checkpoints.find_checkpoints()):
-        names = ", ".join(path.name for path in invalid_checkpoints.values())
+        names_text = ", ".join(path.name for path in invalid_checkpoints.values())
         raise ConfigError(
-            f"{checkpoints.root}: no checkpoint is valid ({names}; the log names their faults), so "
-            "the run would start again from step 0; allowed with trainer.resume_mode=auto: a valid "
-            "checkpoint, or none; fix: restore the files, or set trainer.resume_mode=disable to "
-            "start from step 0",
+            f"{checkpoints.root}: no checkpoint is valid ({names_text}; the log names their "
+            "faults), so the run would start again from step 0; allowed with "
+            "trainer.resume_mode=auto: a valid checkpoint, or none; fix: restore the files, or set "
+            "trainer.resume_mode=disable to start from step 0",
             "no_checkpoint",
         )
     return checkpoint
@@ -316,9 +326,9 @@ def choose_checkpoint(
 def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
     """Yield (writer, path) of every file that this process does not see with its full size."""
     for rank_files in written_files:
-        for path, size in rank_files.sizes.items():
+        for path, full_size in rank_files.sizes.items():
             try:
-                is_visible = os.stat(path).st_size == size
+                is_visible = os.stat(path).st_size == full_size
             except OSError:  # also a stale handle of a network file system
                 is_visible = False
             if not is_visible:
@@ -364,7 +374,7 @@ def write_state_and_manifest(
     """
     with add_path_to_errors(directory / STATE_FILE):
         (directory / STATE_FILE).write_text(encoded_state, encoding="utf-8")
-    files = {}
+    entry_by_name = {}
     for path in sorted(directory.rglob("*")):
         # Refuse links: the target of a link can change after its digest was computed.
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
@@ -374,13 +384,20 @@ def write_state_and_manifest(
         flush_to_disk(path)
         if path.is_file():
             entry = {"sha256": _compute_sha256(path), "size": path.stat().st_size}
-            files[path.relative_to(directory).as_posix()] = entry
-    writers = {
-        record.writer: sorted(Path(path).relative_to(directory).as_posix() for path in record.sizes)
-        for record in written_files
+            entry_by_name[path.relative_to(directory).as_posix()] = entry
+    names_by_writer = {
+        rank_files.writer: sorted(
+            Path(path).relative_to(directory).as_posix() for path in rank_files.sizes
+        )
+        for rank_files in written_files
     }
-    manifest = {"format": MANIFEST_FORMAT, "step": step, "files": files, "writers": writers}
-    _require_listed_files(directory, files, writers)
+    manifest = {
+        "format": MANIFEST_FORMAT,
+        "step": step,
+        "files": entry_by_name,
+        "writers": names_by_writer,
+    }
+    _require_listed_files(directory, entry_by_name, names_by_writer)
     with add_path_to_errors(directory / MANIFEST):
         (directory / MANIFEST).write_text(_encode_manifest(manifest), encoding="utf-8")
     flush_to_disk(directory / MANIFEST)
@@ -395,15 +412,15 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
 
 
 def _require_listed_files(
-    path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
+    path: Path, listed_files: Mapping[str, object], names_by_writer: Mapping[str, Sequence[str]]
 ) -> None:
     """Raise ``CheckpointError`` if the manifest of the checkpoint ``path`` lacks a file.
 
-    ``files`` are the listed files by name. ``writers`` maps each process that wrote into the
-    checkpoint to the names of its files.
+    ``listed_files`` are the listed files by name. ``names_by_writer`` maps each process that wrote
+    into the checkpoint to the names of its files.
     """
-    for writer, names in writers.items():
-        missing_names = [name for name in names if str(name) not in files]
+    for writer, names in names_by_writer.items():
+        missing_names = [name for name in names if str(name) not in listed_files]
         if missing_names:
             raise CheckpointError(
                 f"{path / MANIFEST}: {missing_names[0]}, which {writer} wrote, is not in the list "
@@ -414,23 +431,25 @@ def _require_listed_files(
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the checkpoint ``path``. Check the sizes of its files."""
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
+        manifest_text = (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(manifest_text)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or STATE_FILE not in files:
+    entry_by_name = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(entry_by_name, dict) or STATE_FILE not in entry_by_name:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest of a checkpoint")
-    for name, entry in files.items():
+    for name, entry in entry_by_name.items():
         _check_manifest_entry(path, name, entry)
-    writers = manifest.get("writers", {})
-    if not isinstance(writers, dict) or not all(isinstance(w, list) for w in writers.values()):
-        raise CheckpointError(f"{path / MANIFEST}: writers must map names to lists of file names")
-    _require_listed_files(path, files, writers)
-    # A manifest of format 1 has no digest of its entries.
-    if (manifest.get("format") != 1 or MANIFEST_DIGEST in manifest) and text != _encode_manifest(
-        manifest
+    names_by_writer = manifest.get("writers", {})
+    if not isinstance(names_by_writer, dict) or not all(
+        isinstance(w, list) for w in names_by_writer.values()
     ):
+        raise CheckpointError(f"{path / MANIFEST}: writers must map names to lists of file names")
+    _require_listed_files(path, entry_by_name, names_by_writer)
+    # A manifest of format 1 has no digest of its entries.
+    if (
+        manifest.get("format") != 1 or MANIFEST_DIGEST in manifest
+    ) and manifest_text != _encode_manifest(manifest):
         raise CheckpointError(f"{path / MANIFEST}: altered since it was written")
     return manifest
 
@@ -443,12 +462,13 @@ def _check_manifest_entry(path: Path, name: str, entry: object) -> None:
             f"{path / MANIFEST}: the entry {name!r} is not valid; allowed: a relative path inside "
             "the checkpoint, with sha256 and size"
         )
-    file = path / name
-    if file.is_symlink() or not file.is_file():
-        raise CheckpointError(f"{file}: the file is missing or not a plain file")
-    if file.stat().st_size != entry["size"]:
+    file_path = path / name
+    if file_path.is_symlink() or not file_path.is_file():
+        raise CheckpointError(f"{file_path}: the file is missing or not a plain file")
+    if file_path.stat().st_size != entry["size"]:
         raise CheckpointError(
-            f"{file}: the file has {file.stat().st_size} bytes, but {entry['size']} in {MANIFEST}"
+            f"{file_path}: the file has {file_path.stat().st_size} bytes, but {entry['size']} in "
+            f"{MANIFEST}"
         )
 
 

@@ -105,23 +105,23 @@ class InterruptOnSignal:
             }
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
+    def __exit__(self, exception_type: type[BaseException] | None, *error: object) -> bool:
         for signal_number, handler in self._previous_handlers.items():
             signal.signal(signal_number, handler)
         # Catch a KeyboardInterrupt only if _handle_signal raised it.
-        return kind is KeyboardInterrupt and self.signal is not None
+        return exception_type is KeyboardInterrupt and self.signal is not None
 
     def _handle_signal(self, signal_number: int, _frame: FrameType | None) -> None:
         # Exit at the second signal: the cleanup after the first one hangs or takes too long.
-        name = signal.Signals(signal_number).name
+        signal_name = signal.Signals(signal_number).name
         if self.signal is not None:
             if signal_number == signal.SIGHUP:  # a closed terminal may send it twice
                 return
-            _write_to_stderr(f"{name}: ended at the second signal, without cleanup\n")
+            _write_to_stderr(f"{signal_name}: ended at the second signal, without cleanup\n")
             os._exit(128 + signal_number)
         self.signal = signal.Signals(signal_number)
         _write_to_stderr(
-            f"{name}: the command ends; a second signal ends it at once, without cleanup\n"
+            f"{signal_name}: the command ends; a second signal ends it at once, without cleanup\n"
         )
         raise KeyboardInterrupt
 
@@ -161,14 +161,14 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     Raises ``UsageError`` for other content, or beyond the limits of ``verl.config.yaml_files``.
     """
     try:
-        values = parse_yaml(path.read_bytes().decode("utf-8-sig"))
+        mapping = parse_yaml(path.read_bytes().decode("utf-8-sig"))
     except YamlLimitError as error:
         raise UsageError(f"{path}: {error}", "unreadable_file") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         message = f"{path}: not YAML ({first_line}); fix: correct the file"
         raise UsageError(message, "unreadable_file") from error
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+    if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
         message = f"{path}: not a mapping of names to values; allowed: key: value lines"
         raise UsageError(message, "unreadable_file")
-    return dict(values)
+    return dict(mapping)

@@ -129,25 +129,29 @@ def _lock_directory(directory: Path) -> Iterator[None]:
 def _require_replaceable(
     target: Path, key: str, overwrite: bool, protected_paths: Iterable[Path]
 ) -> None:
-    setting = f"{key}={str(target)!r}"
+    setting_text = f"{key}={str(target)!r}"
     allowed_text = "allowed: a new or empty directory, or one that this command wrote"
     if target.is_symlink():
-        message = f"{setting}: is a symbolic link; {allowed_text}; fix: {key}={target.resolve()!s}"
+        message = (
+            f"{setting_text}: is a symbolic link; {allowed_text}; fix: {key}={target.resolve()!s}"
+        )
         raise ConfigError(message, "file_exists")
     if target.exists() and not target.is_dir():
-        raise ConfigError(f"{setting}: is a file; {allowed_text}; fix: {key}=DIR", "file_exists")
+        raise ConfigError(
+            f"{setting_text}: is a file; {allowed_text}; fix: {key}=DIR", "file_exists"
+        )
     resolved_target = target.expanduser().resolve()
     for folder in (Path.home(), Path.cwd(), *protected_paths):
         if folder.resolve().is_relative_to(resolved_target):
             raise ConfigError(
-                f"{setting}: contains {folder}, which is never replaced; {allowed_text}; "
+                f"{setting_text}: contains {folder}, which is never replaced; {allowed_text}; "
                 f"fix: {key}=DIR",
                 "file_exists",
             )
     foreign_file = "" if overwrite or not target.is_dir() else _find_foreign_file(target)
     if foreign_file:
         raise ConfigError(
-            f"{setting}: contains {foreign_file}, which this command did not write; "
+            f"{setting_text}: contains {foreign_file}, which this command did not write; "
             f"{allowed_text}; fix: {key}=DIR, or overwrite=true to delete the content",
             "file_exists",
         )
@@ -159,14 +163,14 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str) -> None:
     Error messages name the config key ``key`` and suggest ``fix``.
     """
     try:
-        status = target.stat()
+        file_status = target.stat()
     except OSError:  # usually ``target`` is new; any other fault is reported when it is written
         return
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-        message = f"{key}={str(target)!r}: is {kind}; allowed: a file; fix: {key}=FILE"
+    if not stat.S_ISREG(file_status.st_mode):
+        file_kind = "a directory" if stat.S_ISDIR(file_status.st_mode) else "a device or a pipe"
+        message = f"{key}={str(target)!r}: is {file_kind}; allowed: a file; fix: {key}=FILE"
         raise ConfigError(message, "file_exists")
-    if status.st_size and not overwrite:
+    if file_status.st_size and not overwrite:
         raise ConfigError(
             f"{key}={str(target)!r}: exists already; allowed: a new file; "
             f"fix: {key}=FILE, or {fix} to replace it",

@@ -61,8 +61,8 @@ class EncodedLines:
     positions: np.ndarray  # [N + 1], start of each line, and the end
 
     def __iter__(self) -> Iterator[memoryview]:
-        view = self.data.data
-        return (view[start:end] for start, end in pairwise(self.positions.tolist()))
+        bytes_of_lines = self.data.data
+        return (bytes_of_lines[start:end] for start, end in pairwise(self.positions.tolist()))
 
 
 def encode(records: Iterable[Mapping[str, Any]]) -> EncodedLines:
@@ -107,14 +107,14 @@ def read(path: Path, max_characters: int | None = None) -> Iterator[dict[str, An
     """
     if not path.is_file():  # a pipe or a device may never end
         return
-    characters = 0
+    num_characters = 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             record = _parse(line)
             if record is not None:
                 yield record
-            characters += len(line)
-            if max_characters is not None and characters >= max_characters:
+            num_characters += len(line)
+            if max_characters is not None and num_characters >= max_characters:
                 return
 
 

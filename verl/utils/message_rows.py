@@ -44,13 +44,13 @@ MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio", "multi_
 TOOL_FIELDS = ("tools", "functions")
 CALL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "tool_responses")
 WEIGHT_FIELDS = ("weight", "loss_mask", "loss_weight", "train", "training", "trainable", "loss")
-ONLY_TEXT = "the policy is shown only text"
-_NO_TOOLS = "tools come from the environment (env.env_name=tools), not from rows"
-_TOKEN_MASK = "the messages are tokenized here, and the mask belongs to other tokens"
+ONLY_TEXT_REASON = "the policy is shown only text"
+_NO_TOOLS_REASON = "tools come from the environment (env.env_name=tools), not from rows"
+_TOKEN_MASK_REASON = "the messages are tokenized here, and the mask belongs to other tokens"
 # Columns and message fields that are refused -> reason why they are not read.
 UNREAD_COLUMNS = {
-    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
-    **dict.fromkeys(TOOL_FIELDS, _NO_TOOLS),
+    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT_REASON),
+    **dict.fromkeys(TOOL_FIELDS, _NO_TOOLS_REASON),
     "documents": "documents belong into the content of a message",
     "chat_template_kwargs": "data.apply_chat_template_kwargs sets them for all rows",
 }
@@ -59,11 +59,11 @@ SYSTEM_COLUMNS: Mapping[str, str] = dict.fromkeys(
     ("system", "system_prompt"), "the system text belongs into the messages"
 )
 UNREAD_EPISODE_COLUMNS = UNREAD_COLUMNS | dict.fromkeys(
-    ("loss_mask", "labels", "completion_mask", "assistant_masks"), _TOKEN_MASK
+    ("loss_mask", "labels", "completion_mask", "assistant_masks"), _TOKEN_MASK_REASON
 )
 UNREAD_FIELDS = {
-    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
-    **dict.fromkeys((*CALL_FIELDS, *TOOL_FIELDS), _NO_TOOLS),
+    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT_REASON),
+    **dict.fromkeys((*CALL_FIELDS, *TOOL_FIELDS), _NO_TOOLS_REASON),
     **dict.fromkeys(
         THOUGHT_KEYS, "thoughts are read from the content, where the policy writes them"
     ),
@@ -100,15 +100,15 @@ class DataRow:
         return f"{self.source}: row {self.row_index}"
 
     def make_error(
-        self, column: str, why: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
+        self, column: str, reason: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
     ) -> InvalidRowError:
         """Return an ``InvalidRowError`` for the value in ``column``.
 
-        ``why`` continues the sentence "column ...", for example "has no text". ``allowed`` and
+        ``reason`` continues the sentence "column ...", for example "has no text". ``allowed`` and
         ``fix`` say what is allowed and what the user can do.
         """
         error = InvalidRowError(
-            f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}", code
+            f"{self.row_location}: column {column!r} {reason}; allowed: {allowed}; fix: {fix}", code
         )
         error.column = column
         return error
@@ -324,17 +324,17 @@ def _read_text(content: object) -> str | None:
     """Return a text, or the joined texts of typed parts; None for other contents."""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else []
-    texts = [
+    content_parts = content if isinstance(content, list) else []
+    part_texts = [
         part["text"]
-        for part in parts
+        for part in content_parts
         if isinstance(part, Mapping)
         and isinstance(part.get("text"), str)
         # In Parquet all parts have the same fields. Fields of image parts are null in text parts.
         and part.get("type") == "text"
         and all(_is_empty(part[field]) for field in part if field not in ("type", "text"))
     ]
-    return "".join(texts) if texts and len(texts) == len(parts) else None
+    return "".join(part_texts) if part_texts and len(part_texts) == len(content_parts) else None
 
 
 def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float | None:
@@ -438,8 +438,8 @@ def _is_empty(value: Any, depth: int = 0) -> bool:
         return all(_is_empty(item, depth + 1) for item in value)
     if isinstance(value, float) and math.isnan(value):
         return True
-    is_switched_off = value is False and depth == 0  # inside a container, False is a value
-    return value is None or is_switched_off or (isinstance(value, (str, bytes)) and not value)
+    is_top_level_false = value is False and depth == 0  # inside a container, False is a value
+    return value is None or is_top_level_false or (isinstance(value, (str, bytes)) and not value)
 
 
 def _shorten_repr(value: object) -> str:

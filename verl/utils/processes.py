@@ -63,16 +63,16 @@ def kill_descendants(pid: int, owner: str) -> None:
 
 def wait_and_kill(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Wait until ``processes`` have ended. After ``timeout_s``, kill and return those that run."""
-    running = list(processes)
+    running_processes = list(processes)
     deadline = time.monotonic() + timeout_s
-    while running := [process for process in running if is_running(process)]:
+    while running_processes := [process for process in running_processes if is_running(process)]:
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_S)
-    for process in running:
+    for process in running_processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    return running
+    return running_processes
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -98,9 +98,11 @@ def _find_descendants(pid: int, owner: str) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         descendants.update(psutil.Process(pid).children(recursive=True))
     # A killed child remains a zombie while its parent is stopped.
-    excluded = (pid, os.getpid())
+    excluded_pids = (pid, os.getpid())
     return [
-        process for process in descendants if process.pid not in excluded and is_running(process)
+        process
+        for process in descendants
+        if process.pid not in excluded_pids and is_running(process)
     ]
 
 

@@ -62,8 +62,9 @@ def find_last_heartbeat(folder: Path) -> float:
 class Progress:
     """Context manager that shows the progress of an operation with ``total`` units.
 
-    With ``total=None`` the number of units is unknown. ``first`` units were finished earlier; rate
-    and remaining time do not count them. Operations may be nested. ``clock`` returns seconds.
+    With ``total=None`` the number of units is unknown. ``num_done_before`` units were finished
+    earlier; rate and remaining time do not count them. Operations may be nested. ``clock`` returns
+    seconds.
     """
 
     def __init__(
@@ -71,41 +72,52 @@ class Progress:
         name: str,
         total: int | None,
         unit: str,
-        first: int = 0,
+        num_done_before: int = 0,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.total = total
         self.unit = unit
-        self.done = first
-        self._first_done = first
+        self.num_done = num_done_before
+        self._first_done = num_done_before
         self._clock = clock
         self._start_time = self._last_log_time = clock()
         self._bar: Bars | None = None
         console = console or get_console()
         if console.is_terminal:
-            title, count, pace = (TextColumn(text, markup=False) for text in BAR_COLUMNS)
-            self._bar = Bars(title, BarColumn(), count, pace, console=console, transient=True)
-            self._task = self._bar.add_task(name, total=total, completed=first, count="", pace="")
+            title_column, count_column, pace_column = (
+                TextColumn(text, markup=False) for text in BAR_COLUMNS
+            )
+            self._bar = Bars(
+                title_column,
+                BarColumn(),
+                count_column,
+                pace_column,
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(
+                name, total=total, completed=num_done_before, count="", pace=""
+            )
             self._bar.start()
             self._draw_bar("")
 
-    def set_done(self, done: int, note: str = "") -> None:
-        """Set the number of finished units to ``done``. ``note`` is shown after the rate."""
-        if done != self.done:
+    def set_done(self, num_done: int, note: str = "") -> None:
+        """Set the number of finished units to ``num_done``. ``note`` is shown after the rate."""
+        if num_done != self.num_done:
             record_heartbeat(self.name)
-        self.done = done
+        self.num_done = num_done
         if self._bar is not None:
             self._draw_bar(note)
-        elif self._clock() - self._last_log_time >= LOG_INTERVAL_S and done > self._first_done:
+        elif self._clock() - self._last_log_time >= LOG_INTERVAL_S and num_done > self._first_done:
             self._last_log_time = self._clock()
             texts = (self._format_count(" of "), *self._format_pace(), note)
             logger.info("%s: %s", self.name, ", ".join(text for text in texts if text))
 
     def add_done(self, count: int = 1) -> None:
         """Add ``count`` to the number of finished units."""
-        self.set_done(self.done + count)
+        self.set_done(self.num_done + count)
 
     def close(self) -> None:
         """Remove the progress bar. May be called twice."""
@@ -123,19 +135,19 @@ class Progress:
         if self._bar is not None:
             pace = "  ".join(text for text in (*self._format_pace(), note) if text)
             self._bar.update(
-                self._task, completed=self.done, count=self._format_count("/"), pace=pace
+                self._task, completed=self.num_done, count=self._format_count("/"), pace=pace
             )
 
     def _format_count(self, separator: str) -> str:
         total_text = "" if self.total is None else f"{separator}{self.total:,}"
-        return f"{self.done:,}{total_text} {self.unit}"
+        return f"{self.num_done:,}{total_text} {self.unit}"
 
     def _format_pace(self) -> tuple[str, ...]:
         """Return texts of the rate and of the remaining time.
 
         Without ``total`` only the rate is returned. Before any progress the tuple is empty.
         """
-        units_done = self.done - self._first_done
+        units_done = self.num_done - self._first_done
         seconds = self._clock() - self._start_time
         if units_done <= 0 or seconds <= 0:
             return ()
@@ -143,5 +155,5 @@ class Progress:
         rate_text = f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each"
         if self.total is None:
             return (rate_text,)
-        time_left = timedelta(seconds=round(max(0, self.total - self.done) / rate))
+        time_left = timedelta(seconds=round(max(0, self.total - self.num_done) / rate))
         return (rate_text, f"{time_left} left")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 SHOWN_CHARACTERS = 80  # maximum number of characters of a value in an error message
-_REQUIRED: Any = object()
+_NO_DEFAULT: Any = object()
 
 
 class InvalidStateError(ValueError):
@@ -17,7 +17,7 @@ def read_state_value(
     key: str,
     is_valid: Callable[[Any], bool],
     allowed: str,
-    default: object = _REQUIRED,
+    default: object = _NO_DEFAULT,
 ) -> Any:
     """Return ``state[key]``, or ``default`` if there is one and the key is missing.
 
@@ -29,7 +29,7 @@ def read_state_value(
             f"{repr(state)[:SHOWN_CHARACTERS]} instead of the key {key}; allowed: an object"
         )
     if key not in state:
-        if default is not _REQUIRED:
+        if default is not _NO_DEFAULT:
             return default
         raise InvalidStateError(f"{key} is missing; allowed: {allowed}")
     check_state_value(key, state[key], is_valid(state[key]), allowed)

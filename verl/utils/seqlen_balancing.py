@@ -44,13 +44,13 @@ def get_seqlen_balanced_partitions(
         raise ValueError(f"cannot split {num_rows} rows into {k_partitions} non-empty parts")
     if equal_size and num_rows % k_partitions:
         raise ValueError(f"equal_size needs a multiple of {k_partitions} rows, got {num_rows}")
-    order = sorted(range(num_rows), key=lambda i: (seqlen_list[i], i))
+    rows_by_length = sorted(range(num_rows), key=lambda i: (seqlen_list[i], i))
     rows_per_partition = k_partitions if equal_size else 1
     tie_breaker = count()
     heap: list[PartialPartition] = []
     for start in range(0, num_rows, rows_per_partition):
         parts: list[Part] = [
-            (int(seqlen_list[i]), [i]) for i in order[start : start + rows_per_partition]
+            (int(seqlen_list[i]), [i]) for i in rows_by_length[start : start + rows_per_partition]
         ]
         # An initial partition has one row, or one row per part if the parts must have equal sizes.
         _push_partition(heap, parts + [(0, [])] * (k_partitions - rows_per_partition), tie_breaker)
@@ -78,25 +78,25 @@ def order_rows_for_ranks(lengths: Sequence[int], num_ranks: int) -> list[int]:
     return [row for part in partition for row in part]
 
 
-def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
+def partition_rows(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
     """Partition row indices ``0..n-1`` so that the largest total length of a part is small.
 
-    ``parts`` is the number of parts, which may have different numbers of rows. Parts are empty if
-    there are fewer rows than parts. Each part is sorted.
+    ``num_parts`` is the number of parts, which may have different numbers of rows. Parts are empty
+    if there are fewer rows than parts. Each part is sorted.
     """
-    partition = _partition_largest_first(lengths, parts)
-    if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
-        candidates = (partition, get_seqlen_balanced_partitions(lengths, parts))
+    partition = _partition_largest_first(lengths, num_parts)
+    if num_parts <= len(lengths) and len(lengths) * num_parts <= MAX_DIFFERENCING_SIZE:
+        candidates = (partition, get_seqlen_balanced_partitions(lengths, num_parts))
         partition = min(
             candidates, key=lambda split: max(sum(lengths[i] for i in part) for part in split)
         )
     return partition
 
 
-def _partition_largest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
+def _partition_largest_first(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
     """Assign the rows, in order of decreasing length, to the lightest part (Graham, 1969)."""
-    index_lists: list[list[int]] = [[] for _ in range(parts)]
-    heap = [(0, part_index) for part_index in range(parts)]
+    index_lists: list[list[int]] = [[] for _ in range(num_parts)]
+    heap = [(0, part_index) for part_index in range(num_parts)]
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         total_length, part_index = heap[0]
         index_lists[part_index].append(index)

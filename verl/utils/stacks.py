@@ -81,25 +81,25 @@ class StackRequest:
 def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
     """Write the stacks of this process and its descendants to the file ``target``.
 
-    Descendants with Python write their stacks into ``folder``. Returns the unanswered requests.
+    Descendants that run Python write their stacks into ``folder``. Returns the unanswered requests.
     """
     descendants = psutil.Process().children(recursive=True)
-    requests = {process.pid: _request_stacks(folder, process) for process in descendants}
+    request_of_pid = {process.pid: _request_stacks(folder, process) for process in descendants}
     time.sleep(ANSWER_WAIT_S)
-    unanswered = []
+    unanswered_requests = []
     with target.open("w", encoding="utf-8") as file:
         file.write(f"== driver (process {os.getpid()})\n")
         file.flush()  # faulthandler writes directly to the file descriptor
         faulthandler.dump_traceback(file, all_threads=True)
         for process in descendants:
-            request = requests[process.pid]
+            request = request_of_pid[process.pid]
             if request is None:
                 file.write(f"\n== process {process.pid}, {_describe_status(process)}: no stacks\n")
                 continue
             file.write(request.format_section())
             if not request.read_answer():
-                unanswered.append(request)
-    return unanswered
+                unanswered_requests.append(request)
+    return unanswered_requests
 
 
 def collect_local_stacks(folder: Path) -> str:

@@ -41,11 +41,11 @@ def rate_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
         return (bound, 1.0) if outcomes[0] == 1 else (0.0, 1 - bound)
     if len(outcomes) and np.ptp(outcomes) == 0:
         z = NormalDist().inv_cdf((1 + confidence_level) / 2)
-        count, rate = len(outcomes), outcomes[0]
-        center = (rate + z**2 / (2 * count)) / (1 + z**2 / count)
-        variance = rate * (1 - rate) / count + z**2 / (4 * count**2)
-        half_length = z * math.sqrt(variance) / (1 + z**2 / count)
-        return float(center - half_length), float(center + half_length)
+        num_outcomes, rate = len(outcomes), outcomes[0]
+        interval_center = (rate + z**2 / (2 * num_outcomes)) / (1 + z**2 / num_outcomes)
+        variance = rate * (1 - rate) / num_outcomes + z**2 / (4 * num_outcomes**2)
+        half_length = z * math.sqrt(variance) / (1 + z**2 / num_outcomes)
+        return float(interval_center - half_length), float(interval_center + half_length)
     return bootstrap_interval(outcomes)
 
 
@@ -128,10 +128,10 @@ def compute_weighted_ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarra
         values 5, 7, 9 with weights 1, 2, 0: ranks 1, 2.5, 3.5 (the last one is not in the sample)
     """
     distinct_values, value_index = np.unique(values, return_inverse=True)
-    order = np.argsort(value_index, kind="stable")
-    starts = np.searchsorted(value_index[order], np.arange(len(distinct_values)))
-    counts = np.add.reduceat(weights[:, order], starts, axis=1)
-    return (counts.cumsum(1) - (counts - 1) / 2)[:, value_index]
+    sorted_positions = np.argsort(value_index, kind="stable")
+    value_starts = np.searchsorted(value_index[sorted_positions], np.arange(len(distinct_values)))
+    value_counts = np.add.reduceat(weights[:, sorted_positions], value_starts, axis=1)
+    return (value_counts.cumsum(1) - (value_counts - 1) / 2)[:, value_index]
 
 
 def compute_weighted_correlations(
@@ -142,9 +142,11 @@ def compute_weighted_correlations(
     ``weights[r, n]`` is the weight of pair n in sample r. The result is NaN for a sample in which
     ``first`` or ``second`` is constant.
     """
-    total = weights.sum(1, keepdims=True)
+    total_weights = weights.sum(1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        deviations = [x - (weights * x).sum(1, keepdims=True) / total for x in (first, second)]
+        deviations = [
+            x - (weights * x).sum(1, keepdims=True) / total_weights for x in (first, second)
+        ]
         covariances = (weights * deviations[0] * deviations[1]).sum(1)
         variances = [(weights * deviation**2).sum(1) for deviation in deviations]
         return covariances / np.sqrt(variances[0] * variances[1])
@@ -193,8 +195,8 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int) -> fl
 
 def list_k_values(n: int) -> list[int]:
     """Return the k of reported metrics such as pass@k: the powers of 2 below ``n``, and ``n``."""
-    powers = [2**i for i in range(n.bit_length()) if 2**i < n]
-    return [*powers, n]
+    powers_of_2 = [2**i for i in range(n.bit_length()) if 2**i < n]
+    return [*powers_of_2, n]
 
 
 def _require_valid_k(n: int, k: int) -> None:

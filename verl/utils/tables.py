@@ -53,8 +53,8 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(message, "missing_package") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        duplicate_names = sorted({name for name in names if names.count(name) > 1})
+        column_names = file.schema_arrow.names
+        duplicate_names = sorted({name for name in column_names if column_names.count(name) > 1})
         if duplicate_names:
             message = f"two columns have the name {duplicate_names[0]!r}; allowed: unique names"
             raise UserError(message, "unreadable_file")
@@ -122,9 +122,9 @@ def parse_json(text: str) -> Any:
 
 
 def _refuse_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        duplicate_name = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the key {duplicate_name!r} twice")
-    return values
+    json_object = dict(pairs)
+    if len(json_object) < len(pairs):
+        keys = [name for name, _ in pairs]
+        duplicate_key = next(name for name in keys if keys.count(name) > 1)
+        raise ValueError(f"an object has the key {duplicate_key!r} twice")
+    return json_object

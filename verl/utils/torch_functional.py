@@ -63,8 +63,8 @@ def masked_mean(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
 
     The mean is over ``axis``, or over all axes if it is None. It is 0 if no value is selected.
     """
-    count = masked_sum(torch.ones_like(values), mask, axis)
-    return masked_sum(values, mask, axis) / count.clamp(min=1.0)
+    num_selected = masked_sum(torch.ones_like(values), mask, axis)
+    return masked_sum(values, mask, axis) / num_selected.clamp(min=1.0)
 
 
 def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
@@ -72,17 +72,17 @@ def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
 
     With ``unbiased`` the sum of squares is divided by the count - 1.
     """
-    count = mask.bool().sum()
+    num_selected = mask.bool().sum()
     # Replace masked values, which may be NaN: otherwise their gradient would be 0 * NaN = NaN.
     values = torch.where(mask.bool(), values, 0.0)
     variance = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
     if unbiased:
-        variance = variance * count / (count - 1).clamp(min=1)
-    return torch.where(count > 1, variance, torch.zeros_like(variance))
+        variance = variance * num_selected / (num_selected - 1).clamp(min=1)
+    return torch.where(num_selected > 1, variance, torch.zeros_like(variance))
 
 
 def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values:
-    """Scale the values where ``mask`` is non-zero to variance 1, others to 0.
+    """Scale the values where ``mask`` is non-zero to variance 1, and set others to 0.
 
     With ``shift_mean`` their mean becomes 0, otherwise it is kept.
     """
@@ -138,10 +138,10 @@ class _TokenStatistics(torch.autograd.Function):
             chunk_log_probs = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
             probability_factor = grad_log_probs[rows].unsqueeze(-1)
             if has_entropy_gradient:
-                surplus = chunk_log_probs + entropies[rows].unsqueeze(-1)
-                probability_factor = surplus.mul_(grad_entropies[rows].unsqueeze(-1)).add_(
-                    probability_factor
-                )
+                log_prob_plus_entropy = chunk_log_probs + entropies[rows].unsqueeze(-1)
+                probability_factor = log_prob_plus_entropy.mul_(
+                    grad_entropies[rows].unsqueeze(-1)
+                ).add_(probability_factor)
             chunk_gradient = chunk_log_probs.exp_().mul_(-probability_factor)
             chunk_gradient.scatter_add_(
                 -1, labels[rows].unsqueeze(-1), grad_log_probs[rows].unsqueeze(-1)

@@ -34,7 +34,11 @@ def mark_as_awaited(labels: Iterable[str]) -> Iterator[list[str]]:
 def list_awaited_labels() -> list[str]:
     """Return the labels of all awaited results, without duplicates, oldest wait first."""
     return list(
-        dict.fromkeys(label for wait in list(_awaited_labels.values()) for label in list(wait))
+        dict.fromkeys(
+            label
+            for labels_of_wait in list(_awaited_labels.values())
+            for label in list(labels_of_wait)
+        )
     )
 
 
@@ -166,7 +170,7 @@ class Stopwatch:
 
     def pop_metrics(self) -> dict[str, float]:
         """Return ``timing_s/<part>`` of every part, and clear all parts."""
-        result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        metrics = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
         # Clear the dict: a part that does not occur in the next step must be absent there, not 0.
         self.seconds.clear()
-        return result
+        return metrics

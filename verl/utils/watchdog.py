@@ -72,12 +72,12 @@ class Watchdog:
         self._clock = clock
         self._stage = "start"
         self._stopwatch = Stopwatch()
-        self._last_state: tuple[object, ...] = ()
-        self._progress_time = clock()
-        self._next_log_s = quiet_s
+        self._last_progress_state: tuple[object, ...] = ()
+        self._last_progress_time = clock()
+        self._next_log_after_s = quiet_s
         self._stall_message: str | None = None
         self._end_event = threading.Event()
-        self._guard: DriverGuard | None = None
+        self._driver_guard: DriverGuard | None = None
         self._handles_sigint = False  # True if the watchdog replaced an ignored SIGINT
         self._collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -100,15 +100,15 @@ class Watchdog:
         if self._stall_s is not None:
             install_stack_dump_handler("driver")
             self._install_sigint_handler()
-            self._guard = DriverGuard(self._stall_s + GRACE_S)
+            self._driver_guard = DriverGuard(self._stall_s + GRACE_S)
         self._thread.start()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self._end_event.set()
         self._thread.join()
-        if self._guard is not None:
-            self._guard.close()
+        if self._driver_guard is not None:
+            self._driver_guard.close()
         if self._handles_sigint:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.environ.pop(STACKS_DIR, None)
@@ -128,13 +128,13 @@ class Watchdog:
             last_reported_heartbeat,
         )
         if self._stall_message is not None:
-            if current_time - self._progress_time >= GRACE_S:
+            if current_time - self._last_progress_time >= GRACE_S:
                 logger.critical("the run did not end within %g s: exiting the process", GRACE_S)
                 os._exit(EXIT_STATUS)
-        elif progress_state != self._last_state:
-            self._last_state = progress_state
-            self._progress_time = current_time
-            self._next_log_s = self._quiet_s
+        elif progress_state != self._last_progress_state:
+            self._last_progress_state = progress_state
+            self._last_progress_time = current_time
+            self._next_log_after_s = self._quiet_s
         else:
             self._log_or_end_run(stopwatch.running_parts[-1:] or [self._stage], current_time)
 
@@ -152,8 +152,8 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._end_event.wait(POLL_S):
-            if self._guard is not None:
-                self._guard.send_heartbeat()
+            if self._driver_guard is not None:
+                self._driver_guard.send_heartbeat()
             try:
                 self.check_progress()
             except OSError:  # for example a heartbeat file was removed; the next check may succeed
@@ -174,29 +174,33 @@ class Watchdog:
         return remote_stacks.silent_nodes
 
     def _log_or_end_run(self, waiting_parts: list[str], current_time: float) -> None:
-        stalled_s = current_time - self._progress_time
-        labels = _format_labels(list_awaited_labels())
-        if stalled_s >= self._next_log_s:
-            logger.info("waiting for %s for %.0f s%s", waiting_parts[0], stalled_s, labels)
-            self._next_log_s *= 2
+        stalled_s = current_time - self._last_progress_time
+        awaited_text = _format_awaited_labels(list_awaited_labels())
+        if stalled_s >= self._next_log_after_s:
+            logger.info("waiting for %s for %.0f s%s", waiting_parts[0], stalled_s, awaited_text)
+            self._next_log_after_s *= 2
         if self._stall_s is not None and stalled_s >= self._stall_s:
-            self._progress_time = current_time  # GRACE_S is measured from now
-            self._end_run(f"{waiting_parts[0]} made no progress for {stalled_s:.0f} s{labels}")
+            self._last_progress_time = current_time  # GRACE_S is measured from now
+            self._end_run(
+                f"{waiting_parts[0]} made no progress for {stalled_s:.0f} s{awaited_text}"
+            )
 
     def _end_run(self, cause: str) -> None:
         path = self._logs_folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        unanswered: list[StackRequest] = []
+        unanswered_requests: list[StackRequest] = []
         try:
-            unanswered = collect_stacks(self._stacks_folder, path)
+            unanswered_requests = collect_stacks(self._stacks_folder, path)
         except OSError:  # for example a full disk, in which case the run must end too
             logger.warning("the stacks could not be written", exc_info=True)
-        stopped_processes = [f"{request.describe_process()} does not run" for request in unanswered]
+        stopped_processes = [
+            f"{request.describe_process()} does not run" for request in unanswered_requests
+        ]
         message = "; ".join([cause, *stopped_processes, *self._append_remote_stacks(path)])
         self._stall_message = (
             f"{message} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
         )
         logger.critical("%s", self._stall_message)
-        _kill_processes(unanswered)
+        _kill_processes(unanswered_requests)
         main_thread_id = threading.main_thread().ident
         if main_thread_id is not None:
             # SIGINT raises KeyboardInterrupt, the only exception that Ray propagates while it
@@ -206,7 +210,10 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
-    """Run a watchdog and yield ``enter_stage``; in a child process, yield ``record_heartbeat``."""
+    """Run a watchdog during the block. Yield its ``enter_stage``, to call when a stage begins.
+
+    In a child process, whose parent runs the watchdog, yield ``record_heartbeat`` instead.
+    """
     if STACKS_DIR in os.environ:
         yield progress.record_heartbeat
         return
@@ -214,7 +221,7 @@ def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Cal
         yield watchdog.enter_stage
 
 
-def _format_labels(labels: list[str]) -> str:
+def _format_awaited_labels(labels: list[str]) -> str:
     if not labels:
         return ""
     suffix = f" and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""

@@ -61,12 +61,14 @@ def compute_fingerprint(
     import torch
 
     flat_values = values.reshape(-1)
-    # The distance is odd: with a power of 2, the same columns of every row would be read.
-    distance = max(1, len(flat_values) // MAX_VALUES_READ) | 1
-    read_values = flat_values[::distance]
-    sampled_values = as_tensor(read_values).detach()
+    # The stride is odd: with a power of 2, the same columns of every row would be read.
+    stride = max(1, len(flat_values) // MAX_VALUES_READ) | 1
+    strided_values = flat_values[::stride]
+    sampled_values = as_tensor(strided_values).detach()
     sampled_values = sampled_values.to(dtype or sampled_values.dtype).contiguous()
     integer_dtype = getattr(torch, f"int{8 * sampled_values.element_size()}")
-    bits = sampled_values.view(integer_dtype).to(torch.int64)
-    position_factors = torch.arange(len(bits), device=bits.device) % NUM_POSITION_FACTORS + 1
-    return int((bits * position_factors).sum())
+    value_bits = sampled_values.view(integer_dtype).to(torch.int64)
+    position_factors = (
+        torch.arange(len(value_bits), device=value_bits.device) % NUM_POSITION_FACTORS + 1
+    )
+    return int((value_bits * position_factors).sum())

@@ -52,7 +52,8 @@ class ActorWorker(TrainingWorker):
         self.role = role
         self._sent_fingerprints = WeightFingerprints({}, {})
         self._sender: WeightSender | None = None
-        self._scored_size = ForwardSize()  # sum over the passes for log-probs since the last update
+        # Sum over the passes for log-probs since the last update.
+        self._scoring_forward_size = ForwardSize()
 
     # ------------------------------------------------------------------ set-up
 
@@ -67,9 +68,9 @@ class ActorWorker(TrainingWorker):
             is_trained=is_trained,
             lora_adapter_path=model.lora_adapter_path if is_trained else None,
         )
-        # Ties and LoRA scales are read now, because sharded parameters do not show them.
-        self.tied = tied_names(self.lm)
-        self.scales = lora_scales(self.lm)
+        # Tied weights and LoRA scales are read now, because sharded parameters do not show them.
+        self.tied_names = tied_names(self.lm)
+        self.lora_scales = lora_scales(self.lm)
         # Only rank 0 has read the files, so only rank 0 knows how their weights were converted.
         set_transforms(
             self.lm, json.loads(broadcast_text(json.dumps(describe_transforms(self.lm))))
@@ -102,11 +103,11 @@ class ActorWorker(TrainingWorker):
         scores = compute_log_probs_and_scores(
             self.train_engine, data, self._get_sampling_temperature(data), **limits
         )
-        self._scored_size += scores.forward_size
-        segments = {"branch_scores": scores.branch_scores, "span_scores": scores.span_scores}
+        self._scoring_forward_size += scores.forward_size
+        segment_scores = {"branch_scores": scores.branch_scores, "span_scores": scores.span_scores}
         return DataProto.from_dict(
             {"old_log_probs": scores.log_probs, "entropys": scores.entropy},
-            segments if scores.branch_scores is not None else None,
+            segment_scores if scores.branch_scores is not None else None,
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -118,7 +119,7 @@ class ActorWorker(TrainingWorker):
         """
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
-        if self.role == "actor" and not self.scales:
+        if self.role == "actor" and not self.lora_scales:
             raise RuntimeError("all weights of the actor are trained; a reference needs role='ref'")
         with without_adapters(self.lm):
             scores = compute_log_probs_and_scores(
@@ -146,8 +147,8 @@ class ActorWorker(TrainingWorker):
         """
         take_step = partial(self._take_step, self._create_policy_loss(data))
         metrics = self._run_update("actor", self.config.actor, data, take_step)
-        metrics |= prefix_tree_metrics("log_prob", self._scored_size)
-        self._scored_size = ForwardSize()
+        metrics |= prefix_tree_metrics("log_prob", self._scoring_forward_size)
+        self._scoring_forward_size = ForwardSize()
         return DataProto(meta_info={"metrics": metrics})
 
     def _take_step(
@@ -162,7 +163,7 @@ class ActorWorker(TrainingWorker):
         denominators = compute_denominators(
             data, row_indices, section.loss_agg_mode, rows_to_compute
         )
-        if not denominators.rows:  # no rank has a row to compute
+        if not denominators.num_rows:  # no rank has a row to compute
             return {"pg_loss": 0.0}, self.train_engine.skip_step()
         token_selector = loss.make_token_selector(data, row_indices)
         compute_loss = partial(
@@ -191,10 +192,12 @@ class ActorWorker(TrainingWorker):
         token_selector: TokenSelector | None,
         row_indices: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        packed = rows.pack_rows(row_indices)
+        packed_rows = rows.pack_rows(row_indices)
         temperature = self._get_sampling_temperature(data)
-        targets = rows.sampled_targets(packed, row_indices or [0], temperature, loss.reads_entropy)
-        model_inputs = (packed.input_ids, packed.position_ids, packed.layout)
+        targets = rows.sampled_targets(
+            packed_rows, row_indices or [0], temperature, loss.reads_entropy
+        )
+        model_inputs = (packed_rows.input_ids, packed_rows.position_ids, packed_rows.layout)
         scores = self.train_engine.module(*model_inputs, [targets], loss.allowed_token_ids)[0]
         if not row_indices:  # take part in the collective calls of ranks that have rows
             return scores.log_probs.sum() * 0.0, {}
@@ -221,7 +224,9 @@ class ActorWorker(TrainingWorker):
         """
         weights = gather_full_weights(self.train_engine, ".lora_")
         is_sender = get_rank() == 0
-        adapter = convert_adapter_for_engine(weights, LM_PREFIX, self.scales) if is_sender else {}
+        adapter = (
+            convert_adapter_for_engine(weights, LM_PREFIX, self.lora_scales) if is_sender else {}
+        )
         return self._convert_for_engines(adapter, dict.fromkeys(adapter, self._engine_dtype))
 
     def _convert_for_engines(
@@ -243,7 +248,7 @@ class ActorWorker(TrainingWorker):
     @property
     def _lora_merge_scales(self) -> dict[str, float] | None:
         """Scale of each LoRA adapter for merging, or None if engines get the adapter separately."""
-        return None if self.config.rollout.lora_sync == "adapter" else self.scales
+        return None if self.config.rollout.lora_sync == "adapter" else self.lora_scales
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_weights(self, engines: Sequence[Any], version: int) -> list[dict[str, int]]:
@@ -253,9 +258,11 @@ class ActorWorker(TrainingWorker):
         returns one dict per engine, from weight name to the checksum of the received weight.
         """
         if self._sender is None:
-            stream, rollout = self._create_weight_stream(), self.config.rollout
-            devices = rollout.tensor_model_parallel_size
-            self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
+            weight_stream, rollout = self._create_weight_stream(), self.config.rollout
+            num_devices = rollout.tensor_model_parallel_size
+            self._sender = WeightSender(
+                weight_stream, engines, rollout.weight_transfer, num_devices
+            )
         with self.train_engine.model_on_device():
             received_checksums = self._sender.send(version)
         self._sent_fingerprints = self._sender.stream.fingerprints
@@ -263,8 +270,8 @@ class ActorWorker(TrainingWorker):
 
     def _create_weight_stream(self) -> WeightStream:
         lora_scales = self._lora_merge_scales
-        arguments = (self.train_engine, self.lm, self._engine_dtype, LM_PREFIX, lora_scales)
-        return WeightStream(*arguments, self.tied)
+        stream_arguments = (self.train_engine, self.lm, self._engine_dtype, LM_PREFIX, lora_scales)
+        return WeightStream(*stream_arguments, self.tied_names)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_sent_fingerprints(self) -> WeightFingerprints:
@@ -276,7 +283,7 @@ class ActorWorker(TrainingWorker):
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = gather_full_weights(self.train_engine)
-        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied)
+        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied_names)
 
     def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"
@@ -289,7 +296,7 @@ class ActorWorker(TrainingWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
         """Write config, weights and tokenizer to a directory for ``from_pretrained`` and vLLM."""
-        weights = self._collect_hf_weights(self.scales)
+        weights = self._collect_hf_weights(self.lora_scales)
         if get_rank() == 0:
             save_hf(self.lm, weights, directory, self.source)
 

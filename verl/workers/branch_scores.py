@@ -102,29 +102,31 @@ class _BatchScorer:
         branches = [self.branches[row] for row in row_indices]
         spans = [self.spans[row] for row in row_indices]
         packed = self.rows.pack_rows(row_indices, branches)
-        span_index = None
+        span_token_indices = None
         if self._temperature == 1.0:
-            span_index = _find_span_tokens(self.rows, row_indices, spans)
-        scored_spans = spans if span_index is None else [[] for _ in spans]
+            span_token_indices = _find_span_tokens(self.rows, row_indices, spans)
+        separately_scored_spans = spans if span_token_indices is None else [[] for _ in spans]
         targets = [
             self.rows.sampled_targets(packed, row_indices, self._temperature),
             _collect_branch_targets(packed, branches, self.rows.device),
-            _collect_span_targets(self.rows, packed, row_indices, scored_spans),
+            _collect_span_targets(self.rows, packed, row_indices, separately_scored_spans),
         ]
         row_token_scores, branch_token_scores, span_token_scores = self._engine.module(
             packed.input_ids, packed.position_ids, packed.layout, targets
         )
-        if span_index is not None:
+        if span_token_indices is not None:
             span_token_scores = TargetLogProbs(
-                row_token_scores.log_probs[span_index],
-                row_token_scores.required_entropy[span_index],
+                row_token_scores.log_probs[span_token_indices],
+                row_token_scores.required_entropy[span_token_indices],
             )
         row_index_tensor = torch.as_tensor(row_indices)
-        for column, values in (
+        for stored_scores, token_scores in (
             (self._log_probs, row_token_scores.log_probs),
             (self._entropy, row_token_scores.required_entropy),
         ):
-            column[row_index_tensor] = self.rows.scatter_to_responses(values, row_indices).cpu()
+            stored_scores[row_index_tensor] = self.rows.scatter_to_responses(
+                token_scores, row_indices
+            ).cpu()
         if not self._has_segments:
             return
         branch_scores = _average_segment_scores(
@@ -141,7 +143,9 @@ class _BatchScorer:
             self._log_probs, self._entropy, forward_size=self.rows.packed_size
         )
         if self._has_segments:
-            requests = zip(self._requested_branches, self._distinct_positions, strict=True)
+            requests_and_positions = zip(
+                self._requested_branches, self._distinct_positions, strict=True
+            )
             scores.span_scores = self._span_scores
             scores.branch_scores = object_array(
                 [
@@ -151,7 +155,7 @@ class _BatchScorer:
                         )
                         for request, (row, index) in zip(branches, positions, strict=True)
                     ]
-                    for branches, positions in requests
+                    for branches, positions in requests_and_positions
                 ]
             )
         return scores
@@ -190,16 +194,18 @@ def _collect_branch_targets(
     """Return the tokens to score in the branches of a micro-batch, ordered by branch."""
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
-    pairs = zip(branches, packed.branch_positions, strict=True)
-    for branch, path in (pair for row in pairs for pair in zip(*row, strict=True)):
-        ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
-        if not 0 <= branch.target_start < len(ids):
+    branches_and_positions = zip(branches, packed.branch_positions, strict=True)
+    for branch, branch_positions in (
+        pair for row in branches_and_positions for pair in zip(*row, strict=True)
+    ):
+        token_ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
+        if not 0 <= branch.target_start < len(token_ids):
             raise ValueError(
-                f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
+                f"branch target_start {branch.target_start} is outside its {len(token_ids)} tokens"
             )
         # The logits at a token predict the next token: begin one token before the first target.
-        predicting_positions.append(path[branch.start + branch.target_start - 1 : -1])
-        tokens.append(ids[branch.target_start :])
+        predicting_positions.append(branch_positions[branch.start + branch.target_start - 1 : -1])
+        tokens.append(token_ids[branch.target_start :])
     return _concat_targets(predicting_positions, tokens, device)
 
 
@@ -216,15 +222,15 @@ def _find_span_tokens(
     selected_rows = torch.as_tensor(row_indices)
     # The response begins at this index of the row without padding.
     response_starts = rows.response_index[selected_rows, 0].tolist()
-    ranges = [
+    span_ranges = [
         (row * width + span.start - response_start, row * width + span.end - response_start)
         for row, (response_start, row_spans) in enumerate(zip(response_starts, spans, strict=True))
         for span in row_spans
         if response_start <= span.start < span.end <= response_start + width
     ]
-    if len(ranges) < sum(map(len, spans)):
+    if len(span_ranges) < sum(map(len, spans)):
         return None
-    positions = torch.from_numpy(expand_ranges(ranges))
+    positions = torch.from_numpy(expand_ranges(span_ranges))
     is_sampled = rows.mask[selected_rows].reshape(-1)
     if not is_sampled[positions].all():
         return None
@@ -248,8 +254,8 @@ def _collect_span_targets(
                     f"span [{span.start}, {span.end}) is outside 1..{length}, "
                     f"the tokens of row {row}"
                 )
-            first, end = row_offset + span.start - 1, row_offset + span.end - 1
-            predicting_positions.append(packed.row_positions[first:end])
+            first_position, end_position = row_offset + span.start - 1, row_offset + span.end - 1
+            predicting_positions.append(packed.row_positions[first_position:end_position])
             tokens.append(rows.tokens[row][span.start : span.end])
     return _concat_targets(predicting_positions, tokens, rows.device)
 
@@ -264,22 +270,22 @@ def _concat_targets(
 
 
 def _average_segment_scores(
-    segments: Sequence[BranchRequest | SpanRequest], scores: TargetLogProbs
+    segments: Sequence[BranchRequest | SpanRequest], token_scores: TargetLogProbs
 ) -> Iterator[ScoreResult]:
     """Yield mean log-prob, entropy and probability of the tokens of each branch or span."""
     num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)
     token_values = torch.stack(
-        [scores.log_probs, scores.required_entropy, scores.log_probs.exp()], dim=1
+        [token_scores.log_probs, token_scores.required_entropy, token_scores.log_probs.exp()], dim=1
     )
     # The sum is float64, because a float32 sum over a long segment depends on the order of tokens.
-    means = torch.zeros(len(segments), 3, dtype=torch.float64)
-    means.index_add_(0, segment_of_token, token_values.double().cpu())
-    means = means / num_tokens[:, None].clamp(min=1)
-    columns = [*means.unbind(1), means[:, 0].exp()]
-    values = zip(*(column.tolist() for column in columns), strict=True)
-    for segment, segment_values in zip(segments, values, strict=True):
-        logprob, entropy, mean_prob, geometric_prob = segment_values
+    mean_scores = torch.zeros(len(segments), 3, dtype=torch.float64)
+    mean_scores.index_add_(0, segment_of_token, token_values.double().cpu())
+    mean_scores = mean_scores / num_tokens[:, None].clamp(min=1)
+    score_columns = [*mean_scores.unbind(1), mean_scores[:, 0].exp()]
+    scores_of_segments = zip(*(column.tolist() for column in score_columns), strict=True)
+    for segment, segment_scores in zip(segments, scores_of_segments, strict=True):
+        logprob, entropy, mean_prob, geometric_prob = segment_scores
         yield ScoreResult(
             step=segment.step,
             label=segment.label,

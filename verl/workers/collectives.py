@@ -117,10 +117,10 @@ def broadcast_text(text: str) -> str:
         return text
     device = _get_collective_device()
     encoded_text = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
-    size = torch.tensor([len(encoded_text)], device=device)
-    dist.broadcast(size, src=0)
+    num_bytes = torch.tensor([len(encoded_text)], device=device)
+    dist.broadcast(num_bytes, src=0)
     if get_rank() > 0:
-        encoded_text = torch.zeros(int(size), dtype=torch.uint8, device=device)
+        encoded_text = torch.zeros(int(num_bytes), dtype=torch.uint8, device=device)
     dist.broadcast(encoded_text, src=0)
     return bytes(encoded_text.tolist()).decode()
 
@@ -135,9 +135,9 @@ def share_random_state() -> None:
     """Copy the state of the CPU random generator from rank 0 to every rank."""
     if world_size() == 1:
         return
-    state = torch.get_rng_state().to(_get_collective_device())
-    dist.broadcast(state, src=0)
-    torch.set_rng_state(state.cpu())
+    random_state = torch.get_rng_state().to(_get_collective_device())
+    dist.broadcast(random_state, src=0)
+    torch.set_rng_state(random_state.cpu())
 
 
 def gather_vectors(values: torch.Tensor) -> torch.Tensor:
@@ -145,16 +145,16 @@ def gather_vectors(values: torch.Tensor) -> torch.Tensor:
     if world_size() == 1:
         return values
     device = _get_collective_device()
-    sizes = torch.zeros(world_size(), dtype=torch.int64, device=device)
-    sizes[get_rank()] = len(values)
-    dist.all_reduce(sizes)
+    lengths = torch.zeros(world_size(), dtype=torch.int64, device=device)
+    lengths[get_rank()] = len(values)
+    dist.all_reduce(lengths)
     # all_gather needs equal shapes, so vectors are padded before it and cut after it.
-    padded_vector = torch.zeros(int(sizes.max()), dtype=values.dtype, device=device)
+    padded_vector = torch.zeros(int(lengths.max()), dtype=values.dtype, device=device)
     padded_vector[: len(values)] = values.to(padded_vector)
     gathered_vectors = [torch.zeros_like(padded_vector) for _ in range(world_size())]
     dist.all_gather(gathered_vectors, padded_vector)
-    vectors_and_sizes = zip(gathered_vectors, sizes.tolist(), strict=True)
-    return torch.cat([vector[:size] for vector, size in vectors_and_sizes]).cpu()
+    vectors_and_lengths = zip(gathered_vectors, lengths.tolist(), strict=True)
+    return torch.cat([vector[:length] for vector, length in vectors_and_lengths]).cpu()
 
 
 # ---- weights that only rank 0 has read, sent layer by layer --------------------------------------
@@ -209,7 +209,7 @@ def broadcast_module(submodule: nn.Module, device: str) -> None:
     """
     if world_size() == 1:
         return
-    copies: dict[torch.Tensor, torch.Tensor] = {}
+    copy_of_tensor: dict[torch.Tensor, torch.Tensor] = {}
     tensor_tables: list[dict[str, Any]] = []
     for module in submodule.modules():
         tensor_tables += [module._parameters, module._buffers]
@@ -217,9 +217,9 @@ def broadcast_module(submodule: nn.Module, device: str) -> None:
         for name, tensor in tensor_table.items():
             if tensor is None or isinstance(tensor, DTensor):
                 continue
-            if tensor not in copies:
-                copies[tensor] = _broadcast_tensor(tensor, device)
-            tensor_table[name] = copies[tensor]
+            if tensor not in copy_of_tensor:
+                copy_of_tensor[tensor] = _broadcast_tensor(tensor, device)
+            tensor_table[name] = copy_of_tensor[tensor]
 
 
 def _broadcast_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ from verl.workers.rows import Rows, choose_micro_batch_limits
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import StepOutcome, optimizer_step
 
-METRICS = ("vf_loss", "vf_clipfrac", "vpred_mean")  # metrics of a micro-batch
+METRIC_NAMES = ("vf_loss", "vf_clipfrac", "vpred_mean")  # metrics of a micro-batch
 
 
 class CriticWorker(TrainingWorker):
@@ -59,7 +59,7 @@ class CriticWorker(TrainingWorker):
         rows = self._make_rows(data)
         values = torch.zeros(rows.mask.shape)
 
-        def score(row_indices: list[int]) -> None:
+        def store_row_values(row_indices: list[int]) -> None:
             values[torch.as_tensor(row_indices)] = rows.scatter_to_responses(
                 self._compute_row_values(rows, row_indices), row_indices
             ).cpu()
@@ -69,7 +69,7 @@ class CriticWorker(TrainingWorker):
             self.config.forward_micro_batch_size_per_gpu,
             self.config.forward_max_token_len_per_gpu,
         )
-        call_on_micro_batches(self.train_engine, rows, rows.lengths, limits, score)
+        call_on_micro_batches(self.train_engine, rows, rows.lengths, limits, store_row_values)
         return DataProto.from_dict({"values": values})
 
     def _compute_row_values(self, rows: Rows, row_indices: list[int]) -> torch.Tensor:
@@ -89,7 +89,7 @@ class CriticWorker(TrainingWorker):
         denominators = compute_denominators(data, row_indices, self.config.loss_agg_mode)
         compute_loss = partial(self._compute_micro_batch_loss, rows, data, denominators)
         return optimizer_step(
-            self.train_engine, rows, row_indices, self.config, compute_loss, METRICS
+            self.train_engine, rows, row_indices, self.config, compute_loss, METRIC_NAMES
         )
 
     def _compute_micro_batch_loss(
@@ -101,7 +101,7 @@ class CriticWorker(TrainingWorker):
         if not row_indices:
             return values.sum() * 0.0, {}
         batch = data.batch[torch.as_tensor(row_indices)].to(values.device)
-        num_tokens = denominators.tokens or 1.0
+        num_tokens = denominators.num_tokens or 1.0
         loss, clipfrac = compute_value_loss(
             vpreds=rows.scatter_to_responses(values, row_indices),
             returns=batch["returns"],
@@ -110,7 +110,7 @@ class CriticWorker(TrainingWorker):
             cliprange_value=self.config.cliprange_value,
             loss_agg_mode=self.config.loss_agg_mode,
             row_shares=batch.get("row_shares", None),
-            denominator=denominators.loss,
+            denominator=denominators.loss_denominator,
             loss_scale_factor=self.config.loss_scale_factor,
             num_tokens=num_tokens,
         )

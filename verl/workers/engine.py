@@ -114,7 +114,8 @@ class TrainEngine:
             module.requires_grad_(False)
         self.module = module
         self.sequence_ranks = sequence_ranks
-        # Only rank 0 can choose it: the choice compares log-probs, and only rank 0 has weights.
+        # Only rank 0 can choose the kind of forward pass: the choice compares log-probs, and only
+        # rank 0 has weights.
         module.forward_kind = decode_forward_kind(
             broadcast_text(encode_forward_kind(module.forward_kind))
         )
@@ -125,8 +126,8 @@ class TrainEngine:
         if sequence_ranks > 1 and isinstance(module.forward_kind, RowWiseForward):
             raise ValueError(
                 f"ulysses_sequence_parallel_size={sequence_ranks}: the model has row-wise forward "
-                f"passes ({module.forward_kind.reason}), which one rank computes; allowed: 1; "
-                "fix: ulysses_sequence_parallel_size=1"
+                f"passes ({module.forward_kind.not_packed_reason}), which one rank computes; "
+                "allowed: 1; fix: ulysses_sequence_parallel_size=1"
             )
         module.sequence_group = create_sequence_group(
             module.config, sequence_ranks, self.device, TIMEOUT
@@ -134,7 +135,7 @@ class TrainEngine:
         if compiled and isinstance(module.forward_kind, RowWiseForward):
             logger.warning(
                 "use_torch_compile=true has no effect: row-wise passes are not compiled (%s)",
-                module.forward_kind.reason,
+                module.forward_kind.not_packed_reason,
             )
         elif compiled:
             compile_blocks(module, self.device)
@@ -158,14 +159,14 @@ class TrainEngine:
         # Layers are sharded first. The root then shards only the parameters outside of them.
         for submodule in (*self.module.sharded_layers, self.module):
             broadcast_module(submodule, self.device)
-            sharded = fully_shard(
+            sharded_module = fully_shard(
                 submodule,
                 mesh=mesh,
                 mp_policy=precision_policy,
                 reshard_after_forward=self.fsdp.reshard_after_forward,
                 offload_policy=CPUOffloadPolicy() if uses_cpu_offload else OffloadPolicy(),
             )
-            sharded_modules.append(sharded)
+            sharded_modules.append(sharded_module)
         return sharded_modules
 
     def can_merge_rows(self, longest: int) -> bool:
@@ -173,7 +174,7 @@ class TrainEngine:
         forward_kind = self.module.forward_kind
         if not self.prefix_tree or not isinstance(forward_kind, PackedForward):
             return False
-        return forward_kind.limit is None or longest <= forward_kind.limit
+        return forward_kind.max_row_tokens is None or longest <= forward_kind.max_row_tokens
 
     @property
     def can_offload_state(self) -> bool:
@@ -221,14 +222,14 @@ class TrainEngine:
         finally:
             self._offload_state()
 
-    def begin_pass_for_rank(self, owner: int) -> bool:
+    def begin_pass_for_rank(self, owner_rank: int) -> bool:
         """Begin a pass that computes the rows of one rank, and return True if it is this rank.
 
-        ``owner`` is the index of the rank in the group of ``sequence_ranks`` ranks that compute
-        each row together. For another owner the caller runs ``module.compute_zero_loss()``.
+        ``owner_rank`` is the index of the rank in the group of ``sequence_ranks`` ranks that
+        compute each row together. For another owner the caller runs ``module.compute_zero_loss()``.
         """
         group = self.module.sequence_group
-        return group is None or group.begin_pass_for_rank(owner)
+        return group is None or group.begin_pass_for_rank(owner_rank)
 
     # ------------------------------------------------------------------ training
 
@@ -240,10 +241,10 @@ class TrainEngine:
         ranks *add up*: the caller divides each loss by the denominator of the whole mini-batch.
         """
         # With one rank there is nothing to reduce.
-        reduces_every_time = world_size() > 1 and self.fsdp.reduce_every_micro_batch
+        reduces_every_pass = world_size() > 1 and self.fsdp.reduce_every_micro_batch
         # The setting of the root module also applies to the layers.
         self._sharded_modules[-1].set_requires_gradient_sync(
-            is_last_micro_batch or reduces_every_time
+            is_last_micro_batch or reduces_every_pass
         )
         # FSDP averages gradients over ranks. The factor turns the mean into a sum.
         (loss * world_size()).backward()
@@ -295,13 +296,13 @@ class TrainEngine:
         )
         non_finite_names = find_non_finite(local_weights)
         if sum_over_ranks([len(non_finite_names)])[0]:
-            faulty_weights = (
+            faulty_weights_text = (
                 f"{len(non_finite_names)} weights (first: {non_finite_names[0]})"
                 if non_finite_names
                 else "weights of another rank"
             )
             raise NonFiniteWeightsError(
-                f"after {self.steps} optimizer steps {faulty_weights} are NaN or infinite; "
+                f"after {self.steps} optimizer steps {faulty_weights_text} are NaN or infinite; "
                 "they are not saved; fix: continue from the last checkpoint with a lower optim.lr"
             )
 

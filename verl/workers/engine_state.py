@@ -14,6 +14,7 @@ is read like a checkpoint of one rank.
 """
 
 import json
+import logging
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -49,12 +50,14 @@ from verl.utils.saved_state import (
 from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
 
+logger = logging.getLogger(__name__)
+
 # DCP warns at every call with no_dist=True, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
 
-FORMAT = 2
+ENGINE_STATE_FORMAT = 2
 READABLE_FORMATS = (1, 2)
-RANDOM_STATES = ("cpu", "cuda")
+RANDOM_STATE_NAMES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,13 @@ class EngineSave:
         """Wait until writing ends and return this rank's files, or raise ``CheckpointError``."""
         error = self.write_future.exception()
         if error is not None:
-            why = unwrap_checkpoint_error(error)
+            cause = unwrap_checkpoint_error(error)
             raise CheckpointError(
                 f"{self.directory}: the shards of rank {get_rank()} were not written: "
-                f"{type(why).__name__}: {why}"
+                f"{type(cause).__name__}: {cause}"
             ) from error
-        shards = self.directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors")
-        return [*self.other_files, *shards]
+        shard_files = self.directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors")
+        return [*self.other_files, *shard_files]
 
 
 def gather_full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
@@ -109,18 +112,21 @@ def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def save_engine(
-    engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True
+    engine: TrainEngine,
+    directory: str | Path,
+    saves_optimizer: bool = True,
+    saves_random_states: bool = True,
 ) -> EngineSave:
     """Copy the weights of ``engine`` and begin to write them to ``directory`` in a thread.
 
-    ``optimizer`` adds the AdamW moments, ``extra`` the random states. Every rank must call this
-    function. The directory is complete when the ``EngineSave`` of every rank is done. The caller
-    must make sure that an incomplete directory is never loaded.
+    ``saves_optimizer`` adds the AdamW moments, ``saves_random_states`` the random states. Every
+    rank must call this function. The directory is complete when the ``EngineSave`` of every rank is
+    done. The caller must make sure that an incomplete directory is never loaded.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     other_files: list[Path] = []
-    if extra:
+    if saves_random_states:
         other_files.append(directory / f"rng_rank{get_rank()}.safetensors")
         random_states = {"cpu": torch.get_rng_state()}
         if engine.device == "cuda":
@@ -128,13 +134,13 @@ def save_engine(
         save_file(random_states, other_files[-1])
     if get_rank() == 0:
         other_files.append(directory / ENGINE_STATE)
-        record: dict[str, Any] = {"format": FORMAT, "steps": engine.steps}
+        record: dict[str, Any] = {"format": ENGINE_STATE_FORMAT, "steps": engine.steps}
         if adapter := get_adapter_settings(engine.module):
             record["adapter"] = asdict(adapter)
         other_files[-1].write_text(json.dumps(record))
     engine.reshard_parameters()
     # Offloaded tensors are saved from host memory, because a rollout engine may occupy the GPU.
-    state = named_weights(engine) | (_optimizer_moments(engine) if optimizer else {})
+    state = named_weights(engine) | (_optimizer_moments(engine) if saves_optimizer else {})
     return EngineSave(directory, other_files, begin_writing_shards(state, directory))
 
 
@@ -158,15 +164,21 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
                 "only in the checkpoint"
             )
         if engine.optimizer is not None:
-            moment_names = metadata.keys() - weight_names - set(RANDOM_STATES)
+            moment_names = metadata.keys() - weight_names - set(RANDOM_STATE_NAMES)
             _allocate_moments(engine, engine.optimizer, moment_names)
             state |= _optimizer_moments(engine)
+            if record["steps"] and not moment_names and get_rank() == 0:
+                logger.warning(
+                    "%s has no AdamW moments (checkpoint.contents without 'optimizer'): training "
+                    "continues with moments of 0",
+                    directory,
+                )
         fill_from_shards(state, directory)
         engine.steps = int(record["steps"])
         engine.check_finite_weights()
-    random_file = directory / f"rng_rank{get_rank()}.safetensors"
-    if random_file.is_file():
-        random_states = load_file(random_file)
+    random_states_file = directory / f"rng_rank{get_rank()}.safetensors"
+    if random_states_file.is_file():
+        random_states = load_file(random_states_file)
         torch.set_rng_state(random_states["cpu"])
         if engine.device == "cuda" and "cuda" in random_states:
             torch.cuda.set_rng_state(random_states["cuda"])
@@ -254,7 +266,7 @@ def named_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
 
 def _weight_names(metadata: dict[str, TensorStorageMetadata]) -> list[str]:
-    return [name for name in metadata if "|" not in name and name not in RANDOM_STATES]
+    return [name for name in metadata if "|" not in name and name not in RANDOM_STATE_NAMES]
 
 
 def _optimizer_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
@@ -353,12 +365,12 @@ def _is_written_by_this_rank(tensor: torch.Tensor) -> bool:
     """Return True if this rank has a part of ``tensor`` that no lower rank has."""
     if not isinstance(tensor, DTensor):
         return get_rank() == 0
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None  # every rank is part of the mesh
-    mesh_dimensions = zip(coordinate, tensor.placements, strict=True)
+    mesh_coordinate = tensor.device_mesh.get_coordinate()
+    assert mesh_coordinate is not None  # every rank is part of the mesh
+    coordinates_and_placements = zip(mesh_coordinate, tensor.placements, strict=True)
     replica_number = sum(
         coordinate_index
-        for coordinate_index, placement in mesh_dimensions
+        for coordinate_index, placement in coordinates_and_placements
         if placement.is_replicate()
     )
     return replica_number == 0 and tensor.to_local().numel() > 0
@@ -379,14 +391,14 @@ def fill_from_shards(state: Mapping[str, torch.Tensor], directory: Path) -> None
     """
     metadata = read_tensor_metadata(directory)
     for name in state.keys() & metadata.keys():
-        size = metadata[name].size
+        stored_shape = metadata[name].size
         num_stored_values = sum(math.prod(chunk.sizes) for chunk in metadata[name].chunks)
         # DCP computes the size from the stored parts. If the last part is missing, the size is
         # smaller.
-        if size != state[name].shape or num_stored_values != state[name].numel():
+        if stored_shape != state[name].shape or num_stored_values != state[name].numel():
             raise ValueError(
                 f"{directory}: it holds {num_stored_values} values of '{name}' with shape "
-                f"{list(size)}, but the model has shape {list(state[name].shape)}: "
+                f"{list(stored_shape)}, but the model has shape {list(state[name].shape)}: "
                 "the checkpoint is of another model, or files of some ranks are missing"
             )
     try:

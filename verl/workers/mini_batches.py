@@ -25,9 +25,9 @@ from verl.workers.rows import (
 )
 
 
-def _hash_ids(values: Iterable[object]) -> torch.Tensor:
+def _hash_ids(ids: Iterable[object]) -> torch.Tensor:
     # Ids are hashed to integers, because ranks exchange only tensors. All ranks get equal hashes.
-    return torch.tensor([derive_seed(str(value)) for value in values], dtype=torch.int64)
+    return torch.tensor([derive_seed(str(value)) for value in ids], dtype=torch.int64)
 
 
 def make_mini_batches(
@@ -53,14 +53,14 @@ def make_mini_batches(
     group_hashes = _hash_ids(columns["uid"]) if "uid" in columns else trajectory_hashes
     all_trajectory_hashes = gather_vectors(trajectory_hashes).numpy()
     all_group_hashes = gather_vectors(group_hashes).numpy()
-    mini_batch_of = _assign_mini_batches(
+    mini_batch_of_trajectory = _assign_mini_batches(
         all_trajectory_hashes, all_group_hashes, seed, tasks_per_step, num_steps
     )
-    num_mini_batches = 1 + max(mini_batch_of.values(), default=-1)
-    batch_rows: list[list[int]] = [[] for _ in range(num_mini_batches)]
+    num_mini_batches = 1 + max(mini_batch_of_trajectory.values(), default=-1)
+    mini_batch_rows: list[list[int]] = [[] for _ in range(num_mini_batches)]
     for row, trajectory_hash in enumerate(trajectory_hashes.tolist()):
-        batch_rows[mini_batch_of[trajectory_hash]].append(row)
-    return batch_rows
+        mini_batch_rows[mini_batch_of_trajectory[trajectory_hash]].append(row)
+    return mini_batch_rows
 
 
 def _assign_mini_batches(
@@ -79,19 +79,21 @@ def _assign_mini_batches(
     group_of_trajectory = dict(zip(trajectory_hashes.tolist(), group_hashes.tolist(), strict=True))
     groups = sorted(set(group_of_trajectory.values()))
     permutation = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
-    shuffled_position = {groups[g]: position for position, g in enumerate(permutation.tolist())}
+    position_of_group = {
+        groups[group_index]: position for position, group_index in enumerate(permutation.tolist())
+    }
     # Within a group, trajectories are sorted by hash, because the row order differs between ranks.
     trajectory_order = sorted(
         group_of_trajectory,
-        key=lambda hash_value: (shuffled_position[group_of_trajectory[hash_value]], hash_value),
+        key=lambda hash_value: (position_of_group[group_of_trajectory[hash_value]], hash_value),
     )
-    steps_by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
-    steps = num_steps or steps_by_tasks
+    num_steps_by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
+    num_mini_batches = num_steps or num_steps_by_tasks
     # At most one step per trajectory, so that no mini-batch is empty.
-    steps = max(1, min(steps, len(trajectory_order)))
+    num_mini_batches = max(1, min(num_mini_batches, len(trajectory_order)))
     return {
-        trajectory: position * steps // len(trajectory_order)
-        for position, trajectory in enumerate(trajectory_order)
+        trajectory_hash: position * num_mini_batches // len(trajectory_order)
+        for position, trajectory_hash in enumerate(trajectory_order)
     }
 
 
@@ -125,10 +127,10 @@ def split_into_micro_batches(
         limits = MicroBatchLimits(max_tokens=max_tokens * engine.sequence_ranks)
     lengths = [len(row) for row in tokens]
     if lengths and engine.can_merge_rows(max(lengths)):
-        rows = sort_sequences([row.numpy() for row in tokens])
-        if should_merge_rows(rows, sum(lengths), engine.prefix_tree):
+        sorted_rows = sort_sequences([row.numpy() for row in tokens])
+        if should_merge_rows(sorted_rows, sum(lengths), engine.prefix_tree):
             # True, because a micro-batch alone may share too few tokens for ``auto``.
-            return make_prefix_tree_micro_batches(row_sizes, rows, **limits), True
+            return make_prefix_tree_micro_batches(row_sizes, sorted_rows, **limits), True
     return make_micro_batches(row_sizes, **limits), engine.prefix_tree
 
 
@@ -151,10 +153,10 @@ def call_on_micro_batches(
         engine, row_sizes, limits, rows.tokens
     )
     with engine.model_on_device():
-        for pass_index, owner in product(
+        for pass_index, owner_rank in product(
             range(count_max_passes_of_ranks(micro_batch_rows)), range(engine.sequence_ranks)
         ):
-            if engine.begin_pass_for_rank(owner):
+            if engine.begin_pass_for_rank(owner_rank):
                 # A rank without further rows repeats row 0 to take part in the collective calls.
                 process_micro_batch(
                     micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else [0]

@@ -55,15 +55,16 @@ SMALLEST_RATIO = 1e-8  # lower limit of a ratio before its logarithm: log 0 has 
 class Denominators:
     """Denominators of the loss terms and metrics of one mini-batch, summed over all ranks.
 
-    ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
-    ``restricted_tokens``: number of sampled tokens at positions where only K tokens are allowed.
-    ``rows``: number of rows that pass through the model.
+    ``loss_denominator``: denominator of the policy, entropy and KL terms. ``num_tokens``: number of
+    sampled tokens.
+    ``num_restricted_tokens``: number of sampled tokens at positions where only K tokens are
+    allowed. ``num_rows``: number of rows that pass through the model.
     """
 
-    loss: float
-    tokens: float
-    restricted_tokens: float
-    rows: float
+    loss_denominator: float
+    num_tokens: float
+    num_restricted_tokens: float
+    num_rows: float
 
 
 def compute_denominators(
@@ -72,7 +73,7 @@ def compute_denominators(
     """Compute the denominators of the loss terms and metrics of a mini-batch. A collective call.
 
     ``rows`` are the rows of the mini-batch on this rank. ``computed_rows`` are those that go
-    through the model (None: all). Only the denominator ``loss`` also counts the other rows.
+    through the model (None: all). Only ``loss_denominator`` also counts the other rows.
     """
     batch = data.batch
     row_indices = torch.as_tensor(rows, dtype=torch.long)
@@ -87,9 +88,9 @@ def compute_denominators(
         num_restricted_tokens = float(
             (batch[CHOICE_MASK][computed_indices].bool() & is_sampled).sum()
         )
-    loss = float(compute_loss_denominator(mask, loss_agg_mode, row_shares))
+    loss_denominator = float(compute_loss_denominator(mask, loss_agg_mode, row_shares))
     local_sums = [
-        loss,
+        loss_denominator,
         float(is_sampled.sum()),
         num_restricted_tokens,
         float(len(computed_indices)),
@@ -113,9 +114,9 @@ class PolicyLoss:
         self.section = section
         self.restricted_loss = restricted_loss
         self.allowed_token_ids: torch.Tensor | None = None
-        mode = section.policy_loss.loss_mode
-        self.policy_loss = get_policy_loss_fn(mode)
-        self.loss_needs = get_loss_needs(mode)
+        loss_mode = section.policy_loss.loss_mode
+        self.policy_loss = get_policy_loss_fn(loss_mode)
+        self.loss_needs = get_loss_needs(loss_mode)
         self.params = self._read_params(self.loss_needs.params)
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
@@ -164,7 +165,7 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return those of ``rows`` with a nonzero advantage or ``choice_credit`` of a token."""
+        """Return those of ``rows`` with a token of nonzero advantage or ``choice_credit``."""
         row_indices = torch.as_tensor(rows, dtype=torch.long)
         has_advantage = data.batch["advantages"][row_indices] != 0
         if CHOICE_CREDIT in data.tensor_keys():
@@ -192,10 +193,11 @@ class PolicyLoss:
         agg_arguments = {
             "loss_agg_mode": section.loss_agg_mode,
             "row_shares": batch.get("row_shares", None),
-            "denominator": denominators.loss,
+            "denominator": denominators.loss_denominator,
             "loss_scale_factor": section.loss_scale_factor,
         }
-        # The KL term reads the log-probs of the sampled tokens, the policy loss marginal ones.
+        # The KL term reads the log-probs of the sampled tokens. Those of the policy loss may be
+        # replaced by marginal log-probs over the allowed tokens.
         log_probs = token_log_probs = rows.scatter_to_responses(scores.log_probs, row_indices)
         allowed_token_log_probs = None
         if self.restricted_loss is not None and scores.allowed_token_log_probs is not None:
@@ -204,7 +206,7 @@ class PolicyLoss:
             )
             log_probs = _replace_by_marginal_log_probs(log_probs, allowed_token_log_probs, batch)
         # Without sampled tokens all sums are zero, so the denominator 1 gives the right result.
-        loss_arguments = agg_arguments | {"num_tokens": denominators.tokens or 1.0}
+        loss_arguments = agg_arguments | {"num_tokens": denominators.num_tokens or 1.0}
         loss, metrics = self._compute_policy_term(batch, log_probs, token_selector, loss_arguments)
         if self.reads_entropy:
             entropy = agg_loss(
@@ -222,12 +224,14 @@ class PolicyLoss:
         if self.restricted_loss is not None and allowed_token_log_probs is not None:
             choice_mask = batch[CHOICE_MASK].bool() & mask
             entropy = masked_sum(entropy_from_logits(allowed_token_log_probs), choice_mask)
-            entropy = entropy / (denominators.restricted_tokens or 1.0)
+            entropy = entropy / (denominators.num_restricted_tokens or 1.0)
             metrics[f"{self.restricted_loss.name}_entropy"] = entropy
             loss = loss - self.restricted_loss.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:
-                losses = _compute_allowed_token_losses(allowed_token_log_probs, batch, section)
-                loss = loss + agg_loss(losses, mask, **agg_arguments)
+                allowed_token_losses = _compute_allowed_token_losses(
+                    allowed_token_log_probs, batch, section
+                )
+                loss = loss + agg_loss(allowed_token_losses, mask, **agg_arguments)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def _compute_policy_term(
@@ -249,10 +253,10 @@ class PolicyLoss:
             # advantage.
             advantages = advantages * weights
         if token_selector is not None:
-            selected = token_selector.select_tokens(
+            selected_tokens = token_selector.select_tokens(
                 batch["old_log_probs"], batch["advantages"], mask
             )
-            arguments["selected"] = selected
+            arguments["selected"] = selected_tokens
         loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
             old_log_prob=batch["old_log_probs"],
             log_prob=log_probs,
@@ -321,9 +325,9 @@ def _compute_allowed_token_losses(
     low, high = resolve_clip_range(
         section.clip_ratio, section.clip_ratio_low, section.clip_ratio_high
     )
-    credit = batch[CHOICE_CREDIT]
+    choice_credit = batch[CHOICE_CREDIT]
     weights = batch.get(CORRECTION_WEIGHTS, None)
     if weights is not None:
-        credit = credit * weights.unsqueeze(-1)
+        choice_credit = choice_credit * weights.unsqueeze(-1)
     clipped_ratios = ratios.clamp(1 - low, 1 + high)
-    return torch.maximum(-credit * ratios, -credit * clipped_ratios).sum(-1)
+    return torch.maximum(-choice_credit * ratios, -choice_credit * clipped_ratios).sum(-1)

@@ -23,9 +23,9 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
     tflops_per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
     metrics = {f"perf/tflops/{role}": tflops_per_device}
     if torch.cuda.is_available() and dtype == "bfloat16":
-        peak = find_peak_tflops(torch.cuda.get_device_name())
-        if peak is not None:
-            metrics[f"perf/mfu/{role}"] = tflops_per_device / peak
+        peak_tflops = find_peak_tflops(torch.cuda.get_device_name())
+        if peak_tflops is not None:
+            metrics[f"perf/mfu/{role}"] = tflops_per_device / peak_tflops
     return metrics
 
 

@@ -99,8 +99,8 @@ class RewardModelWorker(Worker):
         conversations = data.non_tensor_batch[MESSAGES]
         rows = [row for row, messages in enumerate(conversations) if len(messages)]
         tokens = [self._encode_truncated(conversations[row]) for row in rows]
-        size = self.config.micro_batch_size_per_gpu
-        for indices in make_micro_batches([len(ids) for ids in tokens], max_rows=size):
+        micro_batch_size = self.config.micro_batch_size_per_gpu
+        for indices in make_micro_batches([len(ids) for ids in tokens], max_rows=micro_batch_size):
             batch_scores = last_token_scores(self._model, [tokens[index] for index in indices])
             scores[[rows[index] for index in indices]] = batch_scores
         if self.device_name == "cuda":
@@ -108,10 +108,10 @@ class RewardModelWorker(Worker):
         return DataProto.from_dict({MODEL_SCORES: scores})
 
     def _encode_truncated(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        ids = self._encode_conversation(messages)
-        limit = self.config.max_length
+        token_ids = self._encode_conversation(messages)
+        max_length = self.config.max_length
         # Tokens are removed at the start, because the answer is at the end.
-        return ids if limit is None else ids[-limit:]
+        return token_ids if max_length is None else token_ids[-max_length:]
 
 
 @torch.no_grad()
@@ -127,13 +127,15 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
         token for token in range(model.config.vocab_size) if token not in used_tokens
     )
     tokens = [torch.tensor(row) for row in rows]
-    ids = pad_sequence(tokens, batch_first=True, padding_value=padding_token)
+    padded_ids = pad_sequence(tokens, batch_first=True, padding_value=padding_token)
     attention_mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
     device = next(model.parameters()).device
     previous_pad_token_id = model.config.pad_token_id
     model.config.pad_token_id = padding_token
     try:
-        logits = model(input_ids=ids.to(device), attention_mask=attention_mask.to(device)).logits
+        logits = model(
+            input_ids=padded_ids.to(device), attention_mask=attention_mask.to(device)
+        ).logits
     finally:
         model.config.pad_token_id = previous_pad_token_id
     return logits.squeeze(-1).float().cpu()

@@ -29,7 +29,7 @@ class Rows:
     ``tokens[b]`` [length] are the unpadded tokens of row b. ``response_index`` [B, R] is the
     unpadded index of every response position. ``mask`` [B, R] bool marks the sampled positions.
     ``prefix_tree`` (True, False or ``auto``) determines if a prefix that rows share is computed
-    once. It is the config key until ``split_into_micro_batches`` decides for a mini-batch.
+    once. It is the value of the config key until ``split_into_micro_batches`` sets another one.
     ``packed_size`` counts the tokens of all passes so far. Raises ``ValueError`` for an empty row,
     and for a row whose first token is sampled, because no token predicts it.
     """
@@ -48,9 +48,9 @@ class Rows:
         self.tokens = batch["input_ids"][is_token].split(self.lengths)
         # The response is in the last R columns. The cumulative sum counts tokens without padding.
         self.response_index = (is_token.long().cumsum(-1) - 1)[:, -self.response_length :]
-        is_unpredicted = (self.mask & (self.response_index < 1)).any(-1)
-        if is_unpredicted.any():
-            row = int(is_unpredicted.nonzero()[0])
+        starts_with_sampled_token = (self.mask & (self.response_index < 1)).any(-1)
+        if starts_with_sampled_token.any():
+            row = int(starts_with_sampled_token.nonzero()[0])
             raise ValueError(f"row {row} starts with a sampled token; a row needs a prompt")
         self.device = device
         self.prefix_tree: PrefixTree = prefix_tree
@@ -93,12 +93,12 @@ class Rows:
 
     def measure_forward_size(self, packed: PackedRows, rows: Sequence[int]) -> ForwardSize:
         """Return the size of a forward pass of the given rows, from which FLOPs are computed."""
-        branch_tokens = sum(len(branch) for row in packed.branch_positions for branch in row)
+        num_branch_tokens = sum(len(branch) for row in packed.branch_positions for branch in row)
         return ForwardSize(
             tokens=len(packed.input_ids),
             head_positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
             attention_pairs=packed.layout.attention_pairs,
-            sequence_tokens=len(packed.row_positions) + branch_tokens,
+            sequence_tokens=len(packed.row_positions) + num_branch_tokens,
         )
 
     def scatter_to_responses(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -116,9 +116,9 @@ def drop_padding_rows(data: DataProto) -> DataProto:
 
     Padding rows are copies that make the number of rows equal on all ranks.
     """
-    num_padding = int(data.meta_info.get(PADDING_ROWS, 0))
+    num_padding_rows = int(data.meta_info.get(PADDING_ROWS, 0))
     # Padding rows are the last rows of a rank (see the dispatch modes).
-    return data[: len(data) - num_padding] if num_padding else data
+    return data[: len(data) - num_padding_rows] if num_padding_rows else data
 
 
 class MicroBatchLimits(TypedDict, total=False):
@@ -149,20 +149,20 @@ def make_micro_batches(
     ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with ``max_tokens=8``
     give [[0, 2], [1]].
     """
-    batches: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     num_tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if max_tokens:
             # The size of a micro-batch is the sum of lengths, because packed rows have no padding.
             is_full = num_tokens + lengths[row] > max_tokens
         else:
-            is_full = bool(batches) and len(batches[-1]) >= (max_rows or len(lengths))
-        if is_full or not batches:
-            batches.append([])
+            is_full = bool(micro_batches) and len(micro_batches[-1]) >= (max_rows or len(lengths))
+        if is_full or not micro_batches:
+            micro_batches.append([])
             num_tokens = 0
-        batches[-1].append(row)
+        micro_batches[-1].append(row)
         num_tokens += lengths[row]
-    return batches
+    return micro_batches
 
 
 def make_prefix_tree_micro_batches(
@@ -180,12 +180,12 @@ def make_prefix_tree_micro_batches(
     """
     if not max_tokens:
         max_tokens = sum(sorted(row_sizes, reverse=True)[:max_rows])
-    batches: list[list[int]] = []
+    micro_batches: list[list[int]] = []
     num_tokens = 0
-    for row, shared in zip(*rows, strict=True):
-        num_tokens += row_sizes[row] - shared
-        if num_tokens > max_tokens or not batches:
-            batches.append([])
+    for row, num_shared_tokens in zip(*rows, strict=True):
+        num_tokens += row_sizes[row] - num_shared_tokens
+        if num_tokens > max_tokens or not micro_batches:
+            micro_batches.append([])
             num_tokens = row_sizes[row]
-        batches[-1].append(row)
-    return batches
+        micro_batches[-1].append(row)
+    return micro_batches

@@ -112,13 +112,13 @@ class TrainingWorker(Worker):
         # one of them through the model. Padding rows are last, so other row indices stay valid.
         rows = self._make_rows(data)
         data = drop_padding_rows(data)
-        name = f"update_{role}"
+        call_name = f"update_{role}"
         step = int(data.meta_info.get("global_step", self.num_updates))
-        trace_context = trace_call(data.meta_info.get(PROFILE), name)
+        trace_context = trace_call(data.meta_info.get(PROFILE), call_name)
         with self.train_engine.model_on_device(training=True), trace_context:
             outcomes = [
                 take_step(rows, data, row_indices)
-                for row_indices in plan_mini_batches(data, section, name, self.seed, step)
+                for row_indices in plan_mini_batches(data, section, call_name, self.seed, step)
             ]
             self.train_engine.check_finite_weights()
         self.num_updates += 1
@@ -139,8 +139,8 @@ class TrainingWorker(Worker):
         self._engine_save = save_engine(
             self.train_engine,
             directory,
-            optimizer="optimizer" in contents,
-            extra="extra" in contents,
+            saves_optimizer="optimizer" in contents,
+            saves_random_states="extra" in contents,
         )
 
     def _export_hf_files(self, _directory: Path) -> list[Path]:

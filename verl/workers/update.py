@@ -76,22 +76,26 @@ def optimizer_step(
     metric_sums = {name: torch.zeros(()) for name in metric_names}
     # The number of passes is equal on every rank, because a pass contains collective calls.
     for pass_index in range(num_passes):
-        positions = micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else []
-        for owner in range(engine.sequence_ranks):
+        positions_in_mini_batch = (
+            micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else []
+        )
+        for owner_rank in range(engine.sequence_ranks):
             micro_batch_metrics: dict[str, torch.Tensor] = {}
-            if engine.begin_pass_for_rank(owner):
-                loss, micro_batch_metrics = compute_loss([row_indices[i] for i in positions])
+            if engine.begin_pass_for_rank(owner_rank):
+                loss, micro_batch_metrics = compute_loss(
+                    [row_indices[i] for i in positions_in_mini_batch]
+                )
             else:
                 loss = engine.module.compute_zero_loss()
             engine.backward(
                 loss,
-                is_last_micro_batch=(pass_index, owner)
+                is_last_micro_batch=(pass_index, owner_rank)
                 == (num_passes - 1, engine.sequence_ranks - 1),
             )
             for name, value in micro_batch_metrics.items():
                 metric_sums[name] = metric_sums[name] + value.float().cpu()
-    totals = sum_over_ranks([float(value) for value in metric_sums.values()])
-    return dict(zip(metric_names, totals, strict=True)), engine.step()
+    metric_totals = sum_over_ranks([float(value) for value in metric_sums.values()])
+    return dict(zip(metric_names, metric_totals, strict=True)), engine.step()
 
 
 def compute_update_metrics(
@@ -130,9 +134,15 @@ def prefix_tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float
     It is above 1 if sequences share prefixes. The result is empty without passes. A collective
     call.
     """
-    tokens, computed = sum_over_ranks([forward_size.sequence_tokens, forward_size.tokens])
+    num_sequence_tokens, num_computed_tokens = sum_over_ranks(
+        [forward_size.sequence_tokens, forward_size.tokens]
+    )
     name_suffix = "" if role == "actor" else f"/{role}"
-    return {f"perf/tree_token_ratio{name_suffix}": tokens / computed} if computed else {}
+    return (
+        {f"perf/tree_token_ratio{name_suffix}": num_sequence_tokens / num_computed_tokens}
+        if num_computed_tokens
+        else {}
+    )
 
 
 def _mean_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:

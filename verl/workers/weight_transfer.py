@@ -63,13 +63,13 @@ class WeightStream:
         lm: "PreTrainedModel",
         dtype: torch.dtype,
         prefix: str,
-        scales: dict[str, float] | None,
-        tied: set[str],
+        lora_scales: dict[str, float] | None,
+        tied_names: set[str],
     ) -> None:
         self._engine = engine
         self._lm = lm
         self._dtype = dtype
-        self._merge_arguments = (prefix, scales, tied)
+        self._merge_arguments = (prefix, lora_scales, tied_names)
         # Fingerprints of the weights that were yielded last. Only rank 0 computes them.
         self.fingerprints = WeightFingerprints({}, {})
 
@@ -126,27 +126,27 @@ class WeightStream:
         ``read_tensor`` makes a whole tensor from a sharded one: its values, or an empty tensor on
         ``meta``. Adapters are merged, and names are converted to those of the checkpoint.
         """
-        shards = named_weights(self._engine)
+        sharded_weights = named_weights(self._engine)
         prefix, _, tied = self._merge_arguments
         shard_names: dict[str, list[str]] = {}  # by the name of the merged weight
-        for name in shards:
+        for name in sharded_weights:
             shard_names.setdefault(get_merged_name(name).removeprefix(prefix), []).append(name)
         merged_names = [name for name in shard_names if name not in tied]
         conversions = plan_conversions(self._lm, merged_names, to_checkpoint=True)
 
         def get_item_size(conversion: WeightConversion) -> int:
             merged_name = next(iter(conversion.patterns))
-            return self._get_sent_dtype(shards[shard_names[merged_name][0]]).itemsize
+            return self._get_sent_dtype(sharded_weights[shard_names[merged_name][0]]).itemsize
 
         # vLLM packs the weights without gaps, and each must start at a multiple of its item size.
         conversions.sort(key=get_item_size, reverse=True)
         for conversion in conversions:
-            tensors = {
-                name: read_tensor(shards[name])
+            full_tensors = {
+                name: read_tensor(sharded_weights[name])
                 for merged_name in conversion.patterns
                 for name in shard_names[merged_name]
             }
-            weights = merge_weights(tensors, *self._merge_arguments)
+            weights = merge_weights(full_tensors, *self._merge_arguments)
             yield from conversion.convert(self._lm, weights).items()
 
 
@@ -154,13 +154,13 @@ class WeightSyncClient:
     """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
 
     Every call goes to all rollout workers ``engines`` and waits for all of them. Each engine has
-    ``devices`` GPUs. ``abort_transfer`` is called if an engine cannot receive a chunk, because
-    other processes may wait for this engine.
+    ``devices_per_engine`` GPUs. ``abort_transfer`` is called if an engine cannot receive a chunk,
+    because other processes may wait for this engine.
     """
 
-    def __init__(self, engines: Sequence[Any], devices: int) -> None:
+    def __init__(self, engines: Sequence[Any], devices_per_engine: int) -> None:
         self._engines = engines
-        self._devices_per_engine = devices
+        self._devices_per_engine = devices_per_engine
         self.abort_transfer: Callable[[], None] = lambda: None
         self.version = 0  # policy version of the weights being sent
         # For each engine, the fingerprints of the weights that it received in the last update.
@@ -172,11 +172,11 @@ class WeightSyncClient:
         With ``nccl``, every engine gets its own range of ranks in the group. vLLM's sender assumes
         a single engine, so the offsets are computed here.
         """
-        engine_infos = [dict(init_info) for _ in self._engines]
-        for engine_index, info in enumerate(engine_infos):
+        info_per_engine = [dict(init_info) for _ in self._engines]
+        for engine_index, info in enumerate(info_per_engine):
             if "rank_offset" in info:
                 info["rank_offset"] += engine_index * self._devices_per_engine
-        call_each_engine(self._engines, "connect", [(info,) for info in engine_infos])
+        call_each_engine(self._engines, "connect", [(info,) for info in info_per_engine])
 
     def start_weight_update(self) -> None:
         """Announce new weights to all engines, before the first chunk."""
@@ -198,20 +198,20 @@ class WeightSyncClient:
 class WeightSender:
     """Sender of one training rank to rollout workers ``engines`` with a ``DirectSyncEngine``.
 
-    ``transport`` is ``ipc`` or ``nccl``. ``devices`` is the number of devices per engine. All ranks
-    must create and use it together.
+    ``transport`` is ``ipc`` or ``nccl``. ``devices_per_engine`` is the number of devices per
+    engine. All ranks must create and use it together.
     """
 
     def __init__(
-        self, stream: WeightStream, engines: Sequence[Any], transport: str, devices: int
+        self, stream: WeightStream, engines: Sequence[Any], transport: str, devices_per_engine: int
     ) -> None:
         self.stream = stream
-        self._client = WeightSyncClient(engines, devices)
+        self._client = WeightSyncClient(engines, devices_per_engine)
         chunk_bytes = max(CHUNK_BYTES, stream.compute_max_weight_bytes())
         source: Any = stream  # Any: it has only those methods of vLLM's interface that senders call
         if transport == "nccl":
             self._sender = _create_nccl_sender(
-                chunk_bytes, len(engines) * devices, self._client, source
+                chunk_bytes, len(engines) * devices_per_engine, self._client, source
             )
         else:
             from vllm.distributed.weight_transfer.ipc_engine import (
@@ -272,19 +272,19 @@ def _create_nccl_group(
         # If no current stream is set, vLLM creates one and switches this thread to it.
         torch.cuda.set_stream(torch.cuda.current_stream())
     group_id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
-    num_members = 1 + num_receivers
+    num_group_ranks = 1 + num_receivers
     info = NCCLWeightTransferInitInfo(
         rank_offset=1,
-        world_size=num_members,
+        world_size=num_group_ranks,
         packed=True,
         packed_buffer_size_bytes=chunk_bytes,
         nccl_unique_id_b64=base64.b64encode(group_id).decode(),
     )
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        join_future = thread.submit(client.init_weight_transfer_engine, worker_init_payload(info))
-        group = uid_init_process_group(group_id, 0, num_members, device)
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        join_future = executor.submit(client.init_weight_transfer_engine, worker_init_payload(info))
+        nccl_group = uid_init_process_group(group_id, 0, num_group_ranks, device)
         join_future.result()
-    return group
+    return nccl_group
 
 
 def call_engines(workers: Sequence[Any], method: str, *args: Any) -> list[Any]:
@@ -297,6 +297,6 @@ def call_each_engine(
 ) -> list[Any]:
     """Call ``method`` of every rollout worker at the same time, each with its ``arguments``."""
     labels = [f"rollout worker {index}: {method}" for index in range(len(workers))]
-    calls = zip(workers, arguments, strict=True)
-    refs = [getattr(worker, method).remote(*args) for worker, args in calls]
-    return gather_results(refs, SYNC_TIMEOUT_S, labels)
+    workers_and_arguments = zip(workers, arguments, strict=True)
+    result_refs = [getattr(worker, method).remote(*args) for worker, args in workers_and_arguments]
+    return gather_results(result_refs, SYNC_TIMEOUT_S, labels)

@@ -28,7 +28,7 @@ from verl.utils.seeds import derive_seed
 # Deadlines of one call of ``reset`` and of ``step``, in seconds.
 RESET_TIMEOUT_S = 120.0
 STEP_TIMEOUT_S = 60.0
-CONSTANTS_TIMEOUT_S = 60.0  # time limit for all constant actions together
+CONSTANT_ACTIONS_TIMEOUT_S = 60.0  # time limit for all constant actions together
 # Function from the last observation to (action, whether the text of the policy is well formed).
 ActionChoice = Callable[[Observation], tuple[str, bool]]
 
@@ -103,8 +103,8 @@ async def run_policy(
 
         def choose_action(observation: Observation) -> tuple[str, bool]:
             text = policy(observation)
-            bypasses_project = isinstance(text, TextWithAction)
-            return (text.action, True) if bypasses_project else package.project(text)
+            is_text_with_action = isinstance(text, TextWithAction)
+            return (text.action, True) if is_text_with_action else package.project(text)
 
         return choose_action
 
@@ -214,11 +214,15 @@ async def try_constant_actions(
     oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
     candidates = list_constant_action_candidates(oracle_actions, first_observations)
     best_constant: ConstantActionResult | None = None
-    deadline = time.monotonic() + CONSTANTS_TIMEOUT_S
-    for num_tried, action in enumerate(candidates):
+    deadline = time.monotonic() + CONSTANT_ACTIONS_TIMEOUT_S
+    for num_tried_actions, action in enumerate(candidates):
         if time.monotonic() > deadline:
-            untried = f"{len(candidates) - num_tried} of {len(candidates)} constants"
-            return best_constant, [f"{untried} were not tried within {CONSTANTS_TIMEOUT_S:g} s"]
+            untried_count_text = (
+                f"{len(candidates) - num_tried_actions} of {len(candidates)} constants"
+            )
+            return best_constant, [
+                f"{untried_count_text} were not tried within {CONSTANT_ACTIONS_TIMEOUT_S:g} s"
+            ]
         result = await _run_constant_action(checked_env, pool, action)
         if best_constant is None or result.comparison_key > best_constant.comparison_key:
             best_constant = result

@@ -88,13 +88,13 @@ def check_environment(
     name: str,
     kwargs: Mapping[str, Any] | None = None,
     split: str = "val",
-    tasks: int | None = None,
-    steps: int = 50,
+    num_tasks: int | None = None,
+    max_steps: int = 50,
 ) -> CheckFindings:
     """Run every policy on tasks of the environment ``name`` and check the rewards.
 
-    ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
-    episodes have one turn. An episode has at most ``steps`` actions.
+    ``kwargs`` are keys of its config section. ``num_tasks`` is by default 8, or 32 if episodes
+    have one turn. An episode has at most ``max_steps`` actions.
 
     Raises:
         WorkerStartError: The environment cannot be started.
@@ -105,15 +105,22 @@ def check_environment(
     """
     name = resolve_name(name)
     settings = read_env_settings(
-        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps)
+        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=max_steps)
     )
     package = get_package(name)
     with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
         split_tasks = load_tasks(name, package, settings, split)
-    num_tasks = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
+    num_tasks = num_tasks or (
+        DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS
+    )
     selected_tasks = select_validation_set(split_tasks, max(num_tasks, DEFAULT_SINGLE_TURN_TASKS))
     checked_env = CheckedEnvironment(
-        name, package, settings, selected_tasks[:num_tasks], steps, num_tasks >= len(split_tasks)
+        name,
+        package,
+        settings,
+        selected_tasks[:num_tasks],
+        max_steps,
+        num_tasks >= len(split_tasks),
     )
     env_with_more_tasks = replace(
         checked_env, tasks=selected_tasks, covers_all_tasks=len(selected_tasks) == len(split_tasks)
@@ -121,12 +128,12 @@ def check_environment(
     if not checked_env.tasks:
         return CheckFindings(name, [], [f"there are no {split} tasks"], [])
     # Find the oracle outside of the event loop: ``gold_path`` may be a coroutine.
-    oracle, oracle_questions, oracle_problems = _find_oracle_in_time(checked_env)
+    oracle, oracle_open_questions, oracle_problems = _find_oracle_in_time(checked_env)
     findings = asyncio.run(_collect_findings(checked_env, env_with_more_tasks, oracle))
     return replace(
         findings,
         problems=oracle_problems + findings.problems,
-        open_questions=findings.open_questions + oracle_questions,
+        open_questions=findings.open_questions + oracle_open_questions,
     )
 
 
@@ -146,8 +153,10 @@ async def _collect_findings(
         episodes += await _run_injection_policy(checked_env, pool)
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         is_single_turn = all(len(episode.actions) <= 1 for episode in episodes)
-        constants_env = env_with_more_tasks if is_single_turn else checked_env
-        constant_action, open_questions = await try_constant_actions(constants_env, pool, episodes)
+        constant_actions_env = env_with_more_tasks if is_single_turn else checked_env
+        constant_action, open_questions = await try_constant_actions(
+            constant_actions_env, pool, episodes
+        )
     # Repeat the first episodes of each policy in another order: an episode must not depend on the
     # episodes before it.
     first_episodes = [
@@ -163,17 +172,17 @@ async def _collect_findings(
         repetition_pairs = [
             (episode, await repeat_episode(pool, episode)) for episode in reversed_episodes
         ]
-    format_problems, format_questions = check_action_format(
+    format_problems, format_open_questions = check_action_format(
         checked_env.package, _select_episodes(episodes, ORACLE_POLICY)
     )
     problems = [
         *find_reward_problems(episodes, checked_env.covers_all_tasks),
-        *_find_constant_action_problem(constant_action, constants_env.covers_all_tasks),
+        *_find_constant_action_problem(constant_action, constant_actions_env.covers_all_tasks),
         *format_problems,
         *find_transcript_differences(repetition_pairs[::-1]),
     ]
     open_questions += [
-        *format_questions,
+        *format_open_questions,
         *_describe_policies_that_solve_most(episodes, checked_env.covers_all_tasks)[1],
         *_describe_invalid_actions(episodes),
     ]
@@ -248,23 +257,24 @@ def _describe_policies_that_solve_most(
     problems: list[str] = []
     open_questions: list[str] = []
     oracle_lengths = [len(e.actions) for e in _select_episodes(episodes, ORACLE_POLICY)]
-    oracle_length = statistics.mean(oracle_lengths) if oracle_lengths else math.inf
+    mean_oracle_length = statistics.mean(oracle_lengths) if oracle_lengths else math.inf
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
         policy_episodes = _select_episodes(episodes, policy)
-        successes = _count_successes(policy_episodes)
-        if not is_majority_solved(successes, len(policy_episodes), covers_all_tasks):
+        num_successes = _count_successes(policy_episodes)
+        if not is_majority_solved(num_successes, len(policy_episodes), covers_all_tasks):
             continue
-        result = f"{policy} succeeds at {successes} of {len(policy_episodes)} tasks"
-        length = statistics.mean(len(episode.actions) for episode in policy_episodes)
-        if length > MAX_LENGTH_RATIO_TO_ORACLE * oracle_length:
+        result_text = f"{policy} succeeds at {num_successes} of {len(policy_episodes)} tasks"
+        mean_length = statistics.mean(len(episode.actions) for episode in policy_episodes)
+        if mean_length > MAX_LENGTH_RATIO_TO_ORACLE * mean_oracle_length:
             open_questions.append(
-                f"{result}, in {length:.1f} actions; the oracle needs {oracle_length:.1f}; "
+                f"{result_text}, in {mean_length:.1f} actions; the oracle needs "
+                f"{mean_oracle_length:.1f}; "
                 "repeat the check with fewer --steps (env.max_steps of a run) to see whether it "
                 "only succeeds because episodes are long"
             )
         else:
             problems.append(
-                f"{result}: a policy that ignores the observations is rewarded; fix: harder "
+                f"{result_text}: a policy that ignores the observations is rewarded; fix: harder "
                 "tasks, or fewer steps"
             )
     return problems, open_questions
@@ -339,13 +349,16 @@ def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
         if episode.failure:
             episodes_by_failure.setdefault(episode.failure, []).append(episode)
     sentences: list[str] = []
-    for failure, (first, *others) in episodes_by_failure.items():
-        counts = Counter(episode.policy for episode in others)
-        count_text = ", ".join(f"{policy} {count}" for policy, count in counts.items())
-        repetitions = f", and in {len(others)} more episodes ({count_text})" if others else ""
+    for failure, (first_episode, *other_episodes) in episodes_by_failure.items():
+        counts_by_policy = Counter(episode.policy for episode in other_episodes)
+        count_text = ", ".join(f"{policy} {count}" for policy, count in counts_by_policy.items())
+        others_text = (
+            f", and in {len(other_episodes)} more episodes ({count_text})" if other_episodes else ""
+        )
         sentences.append(
-            f"{first.policy} made the environment fail on {first.task['task_id']} after "
-            f"{len(first.transcript)} observations{repetitions}: {failure}"
+            f"{first_episode.policy} made the environment fail on "
+            f"{first_episode.task['task_id']} after "
+            f"{len(first_episode.transcript)} observations{others_text}: {failure}"
         )
     return sentences
 
@@ -377,8 +390,8 @@ def _describe_difference(episode: ScriptedEpisode, repetition: ScriptedEpisode) 
     for num_actions, (record, repeated_record) in enumerate(record_pairs):
         for key, value in record.items():
             if value != repeated_record[key]:
-                texts = _quote_texts_at_difference(str(value), str(repeated_record[key]))
-                return f"after action {num_actions}, {key} is {texts}"
+                quoted_texts = _quote_texts_at_difference(str(value), str(repeated_record[key]))
+                return f"after action {num_actions}, {key} is {quoted_texts}"
     if len(episode.transcript) != len(repetition.transcript):
         return f"{len(episode.actions)} actions here, {len(repetition.transcript) - 1} there"
     return ""
@@ -411,7 +424,7 @@ def build_results_table(findings: CheckFindings) -> Table:
     for policy in dict.fromkeys(episode.policy for episode in findings.episodes):
         episodes = _select_episodes(findings.episodes, policy)
         returns = [episode.total_reward for episode in episodes]
-        actions = sum(len(episode.actions) for episode in episodes)
+        num_actions = sum(len(episode.actions) for episode in episodes)
         table.add_row(
             policy,
             str(len(episodes)),
@@ -419,8 +432,8 @@ def build_results_table(findings: CheckFindings) -> Table:
             f"{statistics.mean(returns):.3f}",
             f"{min(returns):.3f}",
             f"{max(returns):.3f}",
-            f"{actions / len(episodes):.1f}",
-            f"{sum(episode.num_invalid_actions for episode in episodes) / max(1, actions):.0%}",
+            f"{num_actions / len(episodes):.1f}",
+            f"{sum(episode.num_invalid_actions for episode in episodes) / max(1, num_actions):.0%}",
             str(sum(bool(episode.failure) for episode in episodes)),
         )
     return table

@@ -91,9 +91,9 @@ def print_findings(findings: CheckFindings, console: Console | None = None) -> i
         summary = "nothing is wrong; repeated episodes gave the same transcripts"
         if findings.constant:
             # Cut the action so that the message fits into the line.
-            constant = findings.constant
-            success_ratio = f"{constant.num_successes}/{constant.num_episodes}"
-            summary += f"; constant {constant.action[:12]!r}: {success_ratio}"
+            constant_result = findings.constant
+            success_ratio = f"{constant_result.num_successes}/{constant_result.num_episodes}"
+            summary += f"; constant {constant_result.action[:12]!r}: {success_ratio}"
         console.print(summary, markup=False)
     return 1 if findings.problems else 0
 

@@ -28,12 +28,12 @@ def run_interactive(
     name: str,
     kwargs: Mapping[str, Any] | None = None,
     split: str = "val",
-    number: int = 0,
-    steps: int = 50,
+    task_number: int = 0,
+    max_steps: int = 50,
     lines: TextIO | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Run an episode of task ``number`` (from 0) of ``split``. A user types the actions.
+    """Run an episode of task ``task_number`` (from 0) of ``split``. A user types the actions.
 
     The tasks are numbered in the order in which validation selects them. Actions are read from
     ``lines`` (default: standard input). Return True for a success.
@@ -42,29 +42,29 @@ def run_interactive(
     """
     name = resolve_name(name)
     settings = read_env_settings(
-        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps)
+        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=max_steps)
     )
     package = get_package(name)
     with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
-        tasks = select_validation_set(load_tasks(name, package, settings, split), number + 1)
+        tasks = select_validation_set(load_tasks(name, package, settings, split), task_number + 1)
         env = package.make(settings)
     try:
-        if number >= len(tasks):
+        if task_number >= len(tasks):
             raise NoSuchTaskError(
-                f"--task {number}: {name} has {len(tasks)} {split} tasks; fix: --task 0"
+                f"--task {task_number}: {name} has {len(tasks)} {split} tasks; fix: --task 0"
             )
-        task, seed = tasks[number]
+        task, seed = tasks[task_number]
         console = console or Console()
         _print_text(console, f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
         first_observation = await_if_needed(env.reset(task, seed))
         prompts = select_prompts(package.prompts(settings), first_observation)
-        system = prompts.system(False)
-        if system:
-            _print_text(console, system, style="dim")
+        system_message = prompts.system(False)
+        if system_message:
+            _print_text(console, system_message, style="dim")
         for message in first_observation.opening:
             _print_text(console, f"{message['role']}: {message['content']}", style="dim")
         actions = _read_actions(lines or sys.stdin, console)
-        return _run_typed_episode(env, first_observation, actions, console, steps)
+        return _run_typed_episode(env, first_observation, actions, console, max_steps)
     finally:
         env.close()
 
@@ -84,10 +84,14 @@ def _read_actions(lines: TextIO, console: Console) -> Iterator[str]:
 
 
 def _run_typed_episode(
-    env: Env, first_observation: Observation, actions: Iterator[str], console: Console, steps: int
+    env: Env,
+    first_observation: Observation,
+    actions: Iterator[str],
+    console: Console,
+    max_steps: int,
 ) -> bool:
     observation, total_reward = first_observation, 0.0
-    for num_actions in range(1, steps + 1):
+    for num_actions in range(1, max_steps + 1):
         _print_observation(console, observation)
         action = next(actions, None)
         if action is None:
@@ -103,7 +107,7 @@ def _run_typed_episode(
             outcome_text = "success" if is_success else "no success"
             console.print(f"{outcome_text} after {num_actions} actions; return {total_reward:g}")
             return is_success
-    console.print(f"ended after {steps} actions, no success; return {total_reward:g}")
+    console.print(f"ended after {max_steps} actions, no success; return {total_reward:g}")
     return False
 
 

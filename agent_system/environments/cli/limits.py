@@ -8,7 +8,7 @@ from agent_system.environments.env_registry import build_missing_extra_error
 from verl.utils.limits import TimeLimitError, limit_memory, time_limit
 
 MAX_SECONDS = 90.0  # for listing all tasks
-MAX_GIGABYTES = 8.0  # address space of this process meanwhile
+MAX_GIGABYTES = 8.0  # address space of this process during that time
 
 
 class TimeOrMemoryLimitError(ValueError):

@@ -45,15 +45,15 @@ def collect_name_remarks() -> dict[str, str]:
 def _merge_texts_of_packages(
     get_texts_by_variant: Callable[[EnvPackage[Any]], Mapping[str, str]],
 ) -> dict[str, str]:
-    texts: dict[str, str] = {}
+    texts_by_name: dict[str, str] = {}
     for name in sorted(env_registry.REGISTRY):
         with contextlib.suppress(ImportError):
             package_texts = get_texts_by_variant(env_registry.get_package(name))
-            texts |= {
+            texts_by_name |= {
                 f"{name}/{variant}" if variant else name: text
                 for variant, text in package_texts.items()
             }
-    return texts
+    return texts_by_name
 
 
 def list_names_with_oracle() -> tuple[list[str], list[str]]:
@@ -80,12 +80,12 @@ def resolve_name(name: str) -> str:
     env_registry.find_entry(name)
     package, slash, variant = env_registry.canonicalize_env_name(name).partition("/")
     variants = list_known_variants(package) if slash else ()
-    unlisted: Mapping[str, str] = {}
+    unlisted_reasons: Mapping[str, str] = {}
     if slash and ":" not in name:
         with contextlib.suppress(ImportError):
-            unlisted = env_registry.get_package(package).unlisted()
-    if variant in unlisted:
-        logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
+            unlisted_reasons = env_registry.get_package(package).unlisted()
+    if variant in unlisted_reasons:
+        logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted_reasons[variant])
         return f"{package}/{variant}"
     if variant in variants or not variants:
         return f"{package}{slash}{variant}"

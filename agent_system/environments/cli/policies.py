@@ -24,7 +24,7 @@ from verl.utils.limits import USER_CODE_ERRORS, describe_error
 Policy = Callable[[Observation], str]
 PLACEHOLDER_PATTERN = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
 WORD_PATTERN = re.compile(r"[\w'-]+")
-MAX_CONSTANTS_PER_SOURCE = 8  # most frequent texts of a candidate list that become constant actions
+MAX_CONSTANTS_PER_SOURCE = 8  # constant actions from one candidate list, the most frequent first
 _INJECTION_TEXTS = yaml.safe_load(
     Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8")
 )
@@ -62,8 +62,8 @@ def make_text_with_action(action: str) -> TextWithAction:
 class OraclePolicy:
     """Policy that follows the environment's scripted expert, without random useless actions."""
 
-    def __init__(self, expert: Expert[Any], start: EpisodeStart[Any]) -> None:
-        self._expert = expert.start(start)
+    def __init__(self, expert: Expert[Any], episode_start: EpisodeStart[Any]) -> None:
+        self._expert = expert.start(episode_start)
         self._last_action: str | None = None
 
     def __call__(self, observation: Observation) -> str:
@@ -92,7 +92,7 @@ class FixedActionsPolicy:
         return ""
 
 
-def make_random_policy(start: EpisodeStart[Any]) -> Policy:
+def make_random_policy(episode_start: EpisodeStart[Any]) -> Policy:
     """Return a policy of random actions.
 
     It takes an admissible action if the observation lists them. Otherwise it varies a move that was
@@ -105,21 +105,21 @@ def make_random_policy(start: EpisodeStart[Any]) -> Policy:
         admissible_actions = _get_admissible_actions(observation)
         shown_moves.update(dict.fromkeys(find_bracketed_moves(observation.text)))
         if admissible_actions:
-            action = start.rng.choice(admissible_actions)
-            action = PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action)
+            action = episode_start.rng.choice(admissible_actions)
+            action = PLACEHOLDER_PATTERN.sub(lambda _: episode_start.rng.choice(words), action)
         elif shown_moves:
-            action = vary_move(start.rng.choice(list(shown_moves)), start.rng)
+            action = vary_move(episode_start.rng.choice(list(shown_moves)), episode_start.rng)
         else:
-            action = " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
+            action = " ".join(episode_start.rng.choices(words, k=episode_start.rng.randint(1, 3)))
         return make_text_with_action(action)
 
     return make_random_action_text
 
 
-def make_repeating_policy(start: EpisodeStart[Any]) -> Policy:
+def make_repeating_policy(episode_start: EpisodeStart[Any]) -> Policy:
     """Return a policy that repeats the first admissible action, or else the first line of text."""
-    lines = start.first.text.strip().splitlines()
-    text = make_text_with_action((_get_admissible_actions(start.first) or lines or [""])[0])
+    lines = episode_start.first.text.strip().splitlines()
+    text = make_text_with_action((_get_admissible_actions(episode_start.first) or lines or [""])[0])
     return lambda _observation: text
 
 
@@ -140,9 +140,9 @@ class InjectionPolicy:
 
     def __init__(self, package: EnvPackage[Any]) -> None:
         injection_texts = [
-            variant
+            sent_text
             for text in INJECTIONS
-            for variant in (text, _format_text_with_hostile_action(package, text))
+            for sent_text in (text, _format_text_with_hostile_action(package, text))
         ]
         random.Random(0).shuffle(injection_texts)
         self.num_unused = len(injection_texts)
@@ -176,19 +176,19 @@ def list_constant_action_candidates(
     They are the most frequent of ``actions`` and of the admissible actions. If some observation
     does not list all its actions, texts in brackets and frequent answers to questions are added.
     """
-    admissible, bracketed = Counter[str](), Counter[str]()
+    admissible_counts, bracketed_counts = Counter[str](), Counter[str]()
     for observation in observations:
-        admissible.update(_get_admissible_actions(observation))
-        bracketed.update(find_bracketed_moves(observation.text))
-    counts = [Counter(actions), admissible]
+        admissible_counts.update(_get_admissible_actions(observation))
+        bracketed_counts.update(find_bracketed_moves(observation.text))
+    counts_of_sources = [Counter(actions), admissible_counts]
     frequent_answers: list[str] = []
     if not observations or not all(map(_has_complete_action_list, observations)):
-        counts.append(bracketed)
+        counts_of_sources.append(bracketed_counts)
         frequent_answers = _INJECTION_TEXTS["frequent_answers"]
     frequent_texts = [
         text
-        for count in counts
-        for text, _ in count.most_common(MAX_CONSTANTS_PER_SOURCE)
+        for source_counts in counts_of_sources
+        for text, _ in source_counts.most_common(MAX_CONSTANTS_PER_SOURCE)
         if not PLACEHOLDER_PATTERN.search(text)
     ]
     return list(dict.fromkeys([*frequent_texts, *frequent_answers]))
@@ -214,8 +214,8 @@ def find_oracle(
     gold_path = getattr(env, "gold_path", None)
     if gold_path is not None:
         # Compute all paths first: computing one may end the current episode of ``env``.
-        paths = {task["task_id"]: _read_gold_path(gold_path, task) for task in tasks}
-        return lambda start: FixedActionsPolicy(paths[start.task["task_id"]])
+        gold_paths = {task["task_id"]: _read_gold_path(gold_path, task) for task in tasks}
+        return lambda start: FixedActionsPolicy(gold_paths[start.task["task_id"]])
     # An expert that has to guess does not solve every task, so it cannot be the oracle.
     if expert is None or not expert.knows_solution(settings):
         return None
@@ -226,8 +226,8 @@ def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
     try:
         path = await_if_needed(gold_path(task))
     except USER_CODE_ERRORS as error:  # boundary to user code
-        why = describe_error(error)
-        raise InvalidGoldPathError(f"gold_path of {task['task_id']} raised {why}") from error
+        error_text = describe_error(error)
+        raise InvalidGoldPathError(f"gold_path of {task['task_id']} raised {error_text}") from error
     # Refuse a string, which is also a sequence of strings.
     if isinstance(path, str) or not all(isinstance(action, str) for action in path):
         raise InvalidGoldPathError(

@@ -87,13 +87,13 @@ def get_expert(env_name: str) -> Expert:
     expert = get_package(env_name).expert
     if expert is not None:
         return expert
-    names = []
+    names_with_expert = []
     for name in sorted(REGISTRY):
         with contextlib.suppress(MissingExtraError):
-            names += [name] if get_package(name).expert is not None else []
+            names_with_expert += [name] if get_package(name).expert is not None else []
     raise NoExpertError(
         f"environment {env_name!r} has no expert; allowed: environments with one: "
-        f"{', '.join(names)}"
+        f"{', '.join(names_with_expert)}"
     )
 
 
@@ -163,9 +163,9 @@ def plan_demonstrations(
     Episodes of a task are consecutive in the file. Lines held out at the end of the file then
     belong to few tasks.
     """
-    repetitions = expert.episodes_per_task
+    episodes_per_task = expert.episodes_per_task
     # The negations round the quotient up. The caller drops episodes beyond ``num_episodes``.
-    num_tasks_wanted = -(-options.num_episodes // repetitions)
+    num_tasks_wanted = -(-options.num_episodes // episodes_per_task)
     if expert.tasks:
         tasks = expert.tasks(settings, num_tasks_wanted)
     else:
@@ -175,11 +175,11 @@ def plan_demonstrations(
             key=lambda task: derive_seed("demonstrations", task["task_id"]),
         )
     if len(tasks) < num_tasks_wanted:
-        repetitions = -(-options.num_episodes // len(tasks))
-    num_tasks = -(-options.num_episodes // repetitions)
-    task_seeds = [derive_seed("demo", options.seed, index) for index in range(num_tasks)]
+        episodes_per_task = -(-options.num_episodes // len(tasks))
+    num_tasks = -(-options.num_episodes // episodes_per_task)
+    task_seeds = [derive_seed("demo", options.seed, task_index) for task_index in range(num_tasks)]
     return [
-        (task, [derive_seed(seed, repetition) for repetition in range(repetitions)])
+        (task, [derive_seed(seed, episode_index) for episode_index in range(episodes_per_task)])
         for task, seed in zip(tasks[:num_tasks], task_seeds, strict=True)
     ]
 
@@ -188,22 +188,22 @@ def _hash_options(
     env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> str:
     if expert.key:
-        key = expert.key(settings)
+        cache_key_values = expert.key(settings)
     else:
-        key = [env_name, expert.version, settings.model_dump(mode="json")]
-        module, separator, _ = env_name.partition(":")
+        cache_key_values = [env_name, expert.version, settings.model_dump(mode="json")]
+        module_name, separator, _ = env_name.partition(":")
         if separator:
             # Include the source code of a user's module: users may change it without a new
             # ``version``. It is missing if the module is compiled, or made at run time.
             with contextlib.suppress(OSError):
-                key.append(inspect.getsource(importlib.import_module(module)))
+                cache_key_values.append(inspect.getsource(importlib.import_module(module_name)))
     noise = asdict(options.noise)
     option_values = [options.num_episodes, options.seed, *noise.values(), options.levels]
     # Add needed_level_share only if it is not 0: files from before this option existed keep their
     # names.
     option_values += [options.needed_level_share] if options.needed_level_share else []
     option_values += [] if options.window is None else ["window", options.window]
-    return hash_json([*key, *option_values])
+    return hash_json([*cache_key_values, *option_values])
 
 
 def _get_max_steps(settings: EnvSettings) -> int:
@@ -219,12 +219,17 @@ def _run_in_workers(
 ) -> list[str | None]:
     """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order."""
     # Pass the import path: workers do not know names that were registered at run time.
-    run_chunk = functools.partial(run_task_chunk, find_entry(env_name).target, settings, options)
+    run_chunk = functools.partial(
+        run_task_chunk, find_entry(env_name).import_path, settings, options
+    )
     if num_workers == 0:
         return run_chunk(tasks)
     # Make at least one chunk per worker if there are enough tasks.
     chunk_size = max(1, min(MAX_CHUNK_TASKS, -(-len(tasks) // num_workers)))
-    chunks = [tasks[start : start + chunk_size] for start in range(0, len(tasks), chunk_size)]
+    chunks = [
+        tasks[first_task_index : first_task_index + chunk_size]
+        for first_task_index in range(0, len(tasks), chunk_size)
+    ]
     # A fork would copy the threads of torch and Ray.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
@@ -232,8 +237,8 @@ def _run_in_workers(
         lines: list[str | None] = []
         num_episodes = sum(len(seeds) for _, seeds in tasks)
         with Progress("demonstrations", num_episodes, "episodes") as progress:
-            for chunk in pool.map(run_chunk, chunks, timeout=TIMEOUT_S):
-                lines += chunk
+            for chunk_lines in pool.map(run_chunk, chunks, timeout=TIMEOUT_S):
+                lines += chunk_lines
                 progress.set_done(len(lines))
     finally:
         # Kill the workers: ``shutdown`` would wait for ever for one that hangs.

@@ -90,7 +90,7 @@ class ExpertEpisode:
         self.env = env
         self.prompts = prompts
         self.task = task
-        self.first = first_observation
+        self.first_observation = first_observation
         self.asks_for_levels = asks_for_levels
         # Past turns, from which prompts are built if every turn is a row.
         self.memory = None if window is None else WindowMemory(window)
@@ -105,7 +105,7 @@ class ExpertEpisode:
         self, policy: ExpertPolicy, sample_level: Callable[[Decision], int | None], max_steps: int
     ) -> bool:
         """Run until the episode is done or has ``max_steps`` turns. Return True for a success."""
-        observation = self.first
+        observation = self.first_observation
         for _ in range(max_steps):
             decision = policy.act()
             # Draw the level after the expert has acted. Both use one random generator, so another
@@ -115,9 +115,11 @@ class ExpertEpisode:
             self.levels.append(level)
             self.decisions.append(decision)
             if self.memory is not None:
-                turns = self.memory.stored_turns()
+                past_turns = self.memory.stored_turns()
                 self.window_prompts.append(
-                    self.prompts.window(self.first, turns, observation, self.asks_for_levels)
+                    self.prompts.window(
+                        self.first_observation, past_turns, observation, self.asks_for_levels
+                    )
                 )
                 self.memory.add(observation.text, action)
             self._add_message("assistant", render_reply(level, decision))
@@ -134,24 +136,28 @@ class ExpertEpisode:
         The columns ``levels``, ``slack`` and ``slips`` have one entry per turn: the thinking level,
         True for a useless action, and True for an invalid action.
         """
-        steps = len(self.decisions)
+        num_turns = len(self.decisions)
         if self.memory is None:
-            return [self._build_row(slice(0, steps), self.messages)]
-        opening = [message for message in self.messages if message["role"] == "system"]
+            return [self._build_row(slice(0, num_turns), self.messages)]
+        system_messages = [message for message in self.messages if message["role"] == "system"]
         replies = [message for message in self.messages if message["role"] == "assistant"]
         return [
             self._build_row(
                 slice(step, step + 1),
-                [*opening, {"role": "user", "content": self.window_prompts[step]}, replies[step]],
+                [
+                    *system_messages,
+                    {"role": "user", "content": self.window_prompts[step]},
+                    replies[step],
+                ],
             )
-            for step in range(steps)
+            for step in range(num_turns)
         ]
 
-    def _build_row(self, steps: slice, messages: list[dict[str, str]]) -> dict[str, Any]:
-        decisions = self.decisions[steps]
+    def _build_row(self, turn_slice: slice, messages: list[dict[str, str]]) -> dict[str, Any]:
+        decisions = self.decisions[turn_slice]
         return {
             **{key: self.task[key] for key in COPIED_TASK_FIELDS if key in self.task},
-            "levels": self.levels[steps],
+            "levels": self.levels[turn_slice],
             "slack": [decision.is_useless for decision in decisions],
             "slips": [decision.is_invalid for decision in decisions],
             "messages": messages,

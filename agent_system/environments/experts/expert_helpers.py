@@ -38,8 +38,8 @@ def find_shortest_path(
 
 def _trace_moves_to(state: State, predecessors: dict[State, tuple[str, State] | None]) -> list[str]:
     moves = []
-    while (step := predecessors[state]) is not None:
-        move, state = step
+    while (move_and_predecessor := predecessors[state]) is not None:
+        move, state = move_and_predecessor
         moves.append(move)
     return moves[::-1]
 

@@ -88,23 +88,23 @@ class MultistepEnv:
         max_length: int | None = None,
         step_workers: int = 1,
     ) -> None:
-        for name, count in (
+        for name, argument in (
             ("max_steps_per_episode", max_steps_per_episode),
             ("episodes_per_trial", episodes_per_trial),
         ):
-            if count < 1:
-                raise ValueError(f"{name}={count}; allowed: 1 or more")
+            if argument < 1:
+                raise ValueError(f"{name}={argument}; allowed: 1 or more")
         if not 0 <= free_shots < episodes_per_trial:
             raise ValueError(
                 f"free_shots={free_shots} with episodes_per_trial={episodes_per_trial}; allowed: 0 "
                 f"to {episodes_per_trial - 1}, because at least one episode needs a reward"
             )
-        for name, value, allowed in (
+        for name, value, allowed_values in (
             ("trial_mode", trial_mode, TRIAL_MODES),
             ("mask_mode", mask_mode, MASK_MODES),
         ):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
+            if value not in allowed_values:
+                raise ValueError(f"{name}={value!r}; allowed: {', '.join(allowed_values)}")
         self.tokenizer = tokenizer
         self.env_id = env_id
         self.system_prompt = system_prompt
@@ -220,7 +220,7 @@ class MultistepEnv:
         sampling_params: object = None,
         **options: Any,
     ) -> dict[str, list]:
-        """Run trials with a language model: the name of ``run_trial`` in earlier versions."""
+        """Call ``run_trial``, for callers that use its earlier name ``generate``."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
     def run_trial(
@@ -340,18 +340,18 @@ def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_param
 def _parse_trial_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
     if isinstance(inputs, Mapping):
         columns = {str(name): values for name, values in inputs.items()}
-        value_tuples = zip(*columns.values(), strict=True)
-        return [(dict(zip(columns, values, strict=True)), []) for values in value_tuples]
+        rows_of_values = zip(*columns.values(), strict=True)
+        return [(dict(zip(columns, values, strict=True)), []) for values in rows_of_values]
     trial_inputs: list[tuple[dict[str, Any], list[Message]]] = []
     for trial_input in inputs:
         if isinstance(trial_input, Mapping):
             trial_inputs.append((dict(trial_input), []))
             continue
-        opening = [
+        opening_messages = [
             _add_role(message)
             for message in ([trial_input] if isinstance(trial_input, str) else trial_input)
         ]
-        trial_inputs.append(({"messages": opening}, list(opening)))
+        trial_inputs.append(({"messages": opening_messages}, list(opening_messages)))
     return trial_inputs
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 StepResult = tuple[Any, float, bool, dict[str, Any]]
-_ACTION_NAMES = ("action", "llm_action")
+_ACTION_PARAMETER_NAMES = ("action", "llm_action")
 _NOT_GIVEN = object()
 _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
@@ -46,26 +46,29 @@ class TrialRunner:
         # Each agent call has all active trials: engines are fastest with large batches.
         while active_trials := [trial for trial in trials if not trial.is_over]:
             conversations = [trial.transcript.build_conversation() for trial in active_trials]
-            states = [trial.agent_state for trial in active_trials]
-            actions, states = get_actions(self.agent, conversations, states)
-            for trial, state in zip(active_trials, states, strict=True):
-                trial.agent_state = state
+            agent_states = [trial.agent_state for trial in active_trials]
+            actions, agent_states = get_actions(self.agent, conversations, agent_states)
+            for trial, agent_state in zip(active_trials, agent_states, strict=True):
+                trial.agent_state = agent_state
             self._call_for_each_trial(self._advance_trial, active_trials, actions)
         return trials
 
     def _create_transcript(self, trial: Trial) -> Transcript:
-        opening = trial.opening
-        has_system = bool(opening) and opening[0]["role"] == "system"
+        opening_messages = trial.opening
+        has_system = bool(opening_messages) and opening_messages[0]["role"] == "system"
         if self.env.system_prompt and not has_system:
-            opening = [{"role": "system", "content": self.env.system_prompt}, *opening]
-        return Transcript(self.env.bridge, opening, self.limits)
+            opening_messages = [
+                {"role": "system", "content": self.env.system_prompt},
+                *opening_messages,
+            ]
+        return Transcript(self.env.bridge, opening_messages, self.limits)
 
     def _begin_episode(self, trial: Trial) -> None:
         env = self.env
         episode_number = len(trial.episodes)
-        texts: list[str] = []
+        observation_texts: list[str] = []
         if episode_number and self._keeps_conversation:
-            texts.append(env._format_outcome(trial.current_episode.state))
+            observation_texts.append(env._format_outcome(trial.current_episode.state))
         elif episode_number:
             trial.transcript = self._create_transcript(trial)
             # A new conversation also needs a new agent state.
@@ -73,9 +76,9 @@ class TrialRunner:
         trial.episodes.append(Episode(episode_number, is_free=episode_number < env.free_shots))
         self._store_state(trial, self._get_initial_state(trial))
         if self._keeps_conversation and env.episodes_per_trial > 1:
-            texts.append(env._format_episode(episode_number))
-        texts.append(env._format_prompt(trial.current_episode.state, 0))
-        self._add_observation(trial, "\n\n".join(filter(None, texts)))
+            observation_texts.append(env._format_episode(episode_number))
+        observation_texts.append(env._format_prompt(trial.current_episode.state, 0))
+        self._add_observation(trial, "\n\n".join(filter(None, observation_texts)))
 
     def _get_initial_state(self, trial: Trial) -> Any:
         # Pass a copy: the hook may change it, and the next episode has the same task.
@@ -83,12 +86,12 @@ class TrialRunner:
 
     def _advance_trial(self, trial: Trial, action: Action | str) -> None:
         episode = trial.current_episode
-        text, reason = trial.transcript.add_turn(action, trial.turn, episode.number)
+        text, stop_reason = trial.transcript.add_turn(action, trial.turn, episode.number)
         trial.turn += 1
         episode.actions.append(text)
-        episode.stop_reasons.append(reason)
-        if reason is not StopReason.STOP:  # do not execute an incomplete turn
-            episode.truncated = _TRUNCATION_REASONS[reason]
+        episode.stop_reasons.append(stop_reason)
+        if stop_reason is not StopReason.STOP:  # do not execute an incomplete turn
+            episode.truncated = _TRUNCATION_REASONS[stop_reason]
             self._end_episode(trial)
             return
         state, reward, done, info = self.env._step_episode(trial.session_id, text)
@@ -159,13 +162,16 @@ class TrialRunner:
         self.env.close_session(trial)
 
     def _call_for_each_trial(
-        self, function: Callable[..., None], trials: Sequence[Trial], *columns: Iterable[Any]
+        self,
+        function: Callable[..., None],
+        trials: Sequence[Trial],
+        *argument_columns: Iterable[Any],
     ) -> None:
         """Call ``function`` for every trial. Abort a trial whose environment fails."""
 
-        def call_or_abort(trial: Trial, *values: object) -> None:
+        def call_or_abort(trial: Trial, *column_values: object) -> None:
             try:
-                function(trial, *values)
+                function(trial, *column_values)
             # Any other exception is a bug of the environment and ends the run.
             except EnvFailure as failure:
                 logger.warning("session %s is aborted: %s", trial.session_id, failure)
@@ -174,10 +180,10 @@ class TrialRunner:
 
         # Use the caller's thread by default: the environment may not be thread-safe.
         if self.env.step_workers == 1 or len(trials) < 2:
-            list(map(call_or_abort, trials, *columns))
+            list(map(call_or_abort, trials, *argument_columns))
             return
         with ThreadPoolExecutor(min(self.env.step_workers, len(trials))) as pool:
-            list(pool.map(call_or_abort, trials, *columns))
+            list(pool.map(call_or_abort, trials, *argument_columns))
 
 
 class EpisodeRunner(TrialRunner):
@@ -253,7 +259,7 @@ def _parse_step_arguments(
     """Return state and action of a call of ``_step_episode``; the state may be ``_NOT_GIVEN``."""
     state = keyword_arguments.pop("state", _NOT_GIVEN)
     action = _NOT_GIVEN
-    for name in _ACTION_NAMES:
+    for name in _ACTION_PARAMETER_NAMES:
         action = keyword_arguments.pop(name, action)
     unread_arguments = list(positional_arguments)
     if action is _NOT_GIVEN and unread_arguments:

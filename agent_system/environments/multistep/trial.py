@@ -73,8 +73,10 @@ class Transcript:
         return text, reason
 
     def build_conversation(self) -> Conversation:
-        tokens = self._token_conversation
-        return Conversation(self.messages, None if tokens is None else tokens.prompt_ids)
+        token_conversation = self._token_conversation
+        return Conversation(
+            self.messages, None if token_conversation is None else token_conversation.prompt_ids
+        )
 
     def _decode_action(self, action: Action) -> str:
         # Decode the text from the tokens if the tokenizer can, else use the text of the agent.
@@ -93,12 +95,12 @@ class Episode:
     """
 
     number: int  # position in the trial, from 0
-    is_free: bool = False
+    is_free: bool = False  # True: the reward is not part of the trial's return
     actions: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     stop_reasons: list[StopReason] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
-    state: Any = None
+    state: Any = None  # last state that the environment returned
     done: bool = False
     truncated: str | None = None
     reward: float = 0.0

@@ -262,10 +262,10 @@ class EnvironmentPool:
             task.cancel()
         await asyncio.gather(*self._background_tasks, return_exceptions=True)
         spare_worker, self._spare_worker = self._spare_worker, None
-        closable: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local_slots]
+        workers_and_slots: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local_slots]
         if spare_worker is not None:
-            closable.append(spare_worker)
-        await asyncio.gather(*(worker.close() for worker in closable))
+            workers_and_slots.append(spare_worker)
+        await asyncio.gather(*(worker.close() for worker in workers_and_slots))
         self._workers = []
         self._local_slots = []
         self._slot_queue.fail_waiters(RuntimeError("the environment pool is closed"))
@@ -288,7 +288,7 @@ class EnvironmentPool:
 
     async def _start_worker(self) -> WorkerProcess:
         worker = WorkerProcess(
-            find_entry(self.env_name).target, self.section, self._handle_worker_death
+            find_entry(self.env_name).import_path, self.section, self._handle_worker_death
         )
         try:
             return await worker.start(self.start_timeout_s)

@@ -76,15 +76,18 @@ class WorkerProcess(asyncio.Protocol):
     """
 
     def __init__(
-        self, target: str, section: dict[str, Any], on_death: Callable[["WorkerProcess", str], None]
+        self,
+        env_import_path: str,
+        section: dict[str, Any],
+        on_death: Callable[["WorkerProcess", str], None],
     ) -> None:
-        self.target = target
+        self.env_import_path = env_import_path
         self.section = section
         self.on_death = on_death
         self.is_alive = False
         self.is_closing = False
         self.is_async = False
-        self._owner_id = uuid.uuid4().hex
+        self._process_tree_id = uuid.uuid4().hex
         self.open_sessions: Counter[str | None] = Counter()  # by group
         self.start_duration_s = 0.0
         self._pending_calls: dict[int, _PendingCall] = {}
@@ -109,7 +112,11 @@ class WorkerProcess(asyncio.Protocol):
         hello_future: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._hello_future = hello_future
         parent_socket = self._start_process()
-        start_message = {"target": self.target, "section": self.section, "sys_path": sys.path}
+        start_message = {
+            "target": self.env_import_path,
+            "section": self.section,
+            "sys_path": sys.path,
+        }
         try:
             self._transport, _ = await loop.create_connection(lambda: self, sock=parent_socket)
             self._transport.write(wire.encode(start_message))
@@ -145,7 +152,7 @@ class WorkerProcess(asyncio.Protocol):
         # Some libraries draw from sets of strings. A common hash seed gives equal draws in all
         # workers.
         environ.setdefault("PYTHONHASHSEED", "0")
-        environ[OWNER_VARIABLE] = self._owner_id
+        environ[OWNER_VARIABLE] = self._process_tree_id
         module = f"{__package__}.worker"
         with worker_socket:
             self._process = subprocess.Popen(
@@ -266,7 +273,7 @@ class WorkerProcess(asyncio.Protocol):
             # Kill descendants while the process exists: those in other Unix sessions are known only
             # as its children.
             os.kill(self._process.pid, signal.SIGSTOP)
-            kill_descendants(self._process.pid, self._owner_id)
+            kill_descendants(self._process.pid, self._process_tree_id)
             # The process has not been reaped, so no other group can have its id.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -91,12 +91,12 @@ class DaemonThread:
 
 async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
     """Return the result of ``awaitable``, or raise ``_DeadlineError`` after ``timeout_s``."""
-    deadline = asyncio.timeout(timeout_s)
+    timeout_context = asyncio.timeout(timeout_s)
     try:
-        async with deadline:
+        async with timeout_context:
             return await awaitable
     except TimeoutError:
-        if deadline.expired():
+        if timeout_context.expired():
             raise _DeadlineError from None
         raise
 
@@ -144,8 +144,8 @@ class LocalSlot:
             raise EnvFailure("garbage", str(error)) from error
         except USER_CODE_ERRORS as error:  # the environment boundary
             self._drop_env()
-            why = describe_error(error)
-            raise EnvFailure(get_failure_kind(error), f"{method}: {why}") from error
+            error_text = describe_error(error)
+            raise EnvFailure(get_failure_kind(error), f"{method}: {error_text}") from error
 
     async def _execute_call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":

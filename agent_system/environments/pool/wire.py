@@ -111,11 +111,11 @@ def _check_info(info: object, method: str) -> None:
             raise InvalidEnvReplyError(
                 f"{method} returned info[{key!r}] = {_describe_value(value)}, not a bool"
             )
-    for key, (is_valid, expected) in _CHECKS_OF_INFO.items():
+    for key, (is_valid, expected_form) in _CHECKS_OF_INFO.items():
         value = info.get(key)
         if value is not None and not is_valid(value):
             raise InvalidEnvReplyError(
-                f"{method} returned info[{key!r}] = {_describe_value(value)}, not {expected}"
+                f"{method} returned info[{key!r}] = {_describe_value(value)}, not {expected_form}"
             )
 
 
@@ -136,7 +136,7 @@ def _is_finite_number(value: object) -> bool:
         return False
 
 
-def _is_level(value: object) -> bool:
+def _is_thinking_level(value: object) -> bool:
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return is_integer and value in LEVELS
 
@@ -156,7 +156,7 @@ def _is_valid_unicode(value: object) -> bool:
 _CHECKS_OF_INFO: dict[str, tuple[Callable[[object], bool], str]] = {
     "admissible_actions": (_are_actions, "a list of strings"),
     "situation": (_is_valid_unicode, "a string"),
-    "needed_level": (_is_level, "an integer from 1 to 4"),
+    "needed_level": (_is_thinking_level, "an integer from 1 to 4"),
     ANSWER: (_is_valid_unicode, "a string"),
     REWARD_PARTS: (_are_rewards, "a dict of finite numbers by name"),
     TOOL_RESULTS: (_are_tool_results, "a list of dicts with the string content"),

@@ -151,12 +151,14 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
         return None, wire.encode({"failed": repr(error), "missing": error.name})
     except USER_CODE_ERRORS as error:  # boundary to the environment
         message = describe_error(error, str)
-        if "; fix: " in message:  # it names key, value and fix
+        if "; fix: " in message:  # the message names key, value and fix: omit the traceback
             return None, wire.encode({"failed": mask_text(message), "missing": None})
         detail = "".join(traceback.format_exception(error)[-4:])
-        module = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        missing_module = (
+            error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        )
         failure = mask_text(f"{describe_error(error)}\n{detail}")
-        return None, wire.encode({"failed": failure, "missing": module})
+        return None, wire.encode({"failed": failure, "missing": missing_module})
 
 
 def main(fd: int, parent_pid: int) -> None:

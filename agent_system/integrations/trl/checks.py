@@ -9,7 +9,7 @@ from agent_system.integrations.trl.full_sequence import LOSS_TYPES
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
 
-OLD_LOGPS = ("sampling", "recompute")
+OLD_LOGP_SOURCES = ("sampling", "recompute")
 LOSS_PATHS = ("trl", "full_sequence")
 
 
@@ -38,10 +38,13 @@ def check_settings(
             "processing_class and the tokenizer of the environment have different vocabularies: "
             "use the same tokenizer for both"
         )
-    choices = (("old_logps", old_logps, OLD_LOGPS), ("loss_path", loss_path, LOSS_PATHS))
+    settings_with_choices = (
+        ("old_logps", old_logps, OLD_LOGP_SOURCES),
+        ("loss_path", loss_path, LOSS_PATHS),
+    )
     problems += [
         f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
-        for name, value, allowed in choices
+        for name, value, allowed in settings_with_choices
         if value not in allowed
     ]
     problems += _find_sampling_problems(args)
@@ -61,11 +64,11 @@ def find_sampling_options(
     ``args.generation_kwargs``, and these over ``args``. Options without a value are omitted.
     """
     sampling_params = sampling_params or getattr(agent, "sampling_params", None)
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    options = {name: getattr(args, name) for name in names}
+    option_names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    options = {name: getattr(args, name) for name in option_names}
     if sampling_params is not None:
-        names = (*names, "max_tokens", "presence_penalty", "frequency_penalty")
-        options |= {name: getattr(sampling_params, name, None) for name in names}
+        option_names = (*option_names, "max_tokens", "presence_penalty", "frequency_penalty")
+        options |= {name: getattr(sampling_params, name, None) for name in option_names}
     else:
         user_options: Any = args.generation_kwargs or {}  # TRL has parsed the string
         options |= user_options
@@ -93,12 +96,13 @@ def _find_option_problems(args: "GRPOConfig", options: Mapping[str, Any]) -> Ite
             f"turns are sampled with temperature={options['temperature']}, but the loss divides "
             f"logits by args.temperature={args.temperature}: set both to the same value"
         )
-    limit = args.max_completion_length
-    if limit is not None and options.get("max_tokens", 0) > limit:
+    max_completion_tokens = args.max_completion_length
+    if max_completion_tokens is not None and options.get("max_tokens", 0) > max_completion_tokens:
         yield (
             f"a turn may have max_tokens={options['max_tokens']}, but args.max_completion_length="
-            f"{limit} leaves no space for such a turn: increase max_completion_length, or reduce "
-            "max_turn_tokens (max_tokens of the sampling parameters)"
+            f"{max_completion_tokens} leaves no space for such a turn: increase "
+            "max_completion_length, or reduce max_turn_tokens (max_tokens of the sampling "
+            "parameters)"
         )
 
 
@@ -144,13 +148,13 @@ def _find_full_sequence_problems(args: "GRPOConfig", old_logps: str) -> Iterator
             f"loss_type={args.loss_type!r}: loss_path='full_sequence' allows "
             f"{', '.join(LOSS_TYPES)}; set one of them, or loss_path='trl'"
         )
-    unsupported_terms = (
+    unsupported_loss_terms = (
         args.entropy_coef,
         args.use_adaptive_entropy,
         args.off_policy_mask_threshold,
         args.top_entropy_quantile < 1,
     )
-    if any(unsupported_terms):
+    if any(unsupported_loss_terms):
         yield (
             "loss_path='full_sequence' supports neither entropy terms nor an off-policy mask: "
             "set loss_path='trl'"

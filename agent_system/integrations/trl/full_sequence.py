@@ -26,8 +26,10 @@ def build_full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]
     }
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
-            values = inputs[name]
-            batch[name] = torch.cat([values.new_zeros(prompt_mask.shape), values], dim=1)
+            completion_logps = inputs[name]
+            batch[name] = torch.cat(
+                [completion_logps.new_zeros(prompt_mask.shape), completion_logps], dim=1
+            )
     # One advantage per row, [B] or [B, 1], is broadcast and needs no padding.
     if batch["advantages"].dim() == 2 and batch["advantages"].shape[1] > 1:
         batch["advantages"] = torch.cat(
@@ -67,9 +69,9 @@ def masked_grpo_loss(
     The loss of a token with advantage A is
     ``-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`` plus the KL penalty.
     The ratio r is ``exp(new - old)`` of the log-probs, or 1 without ``old_per_token_logps``. With
-    ``level="sequence"``, r is the exponential of the mean of ``new - old`` over the trained tokens
-    of a row. The KL penalty is ``beta (exp(ref - new) - (ref - new) - 1)``, times r with
-    ``bias_correction``.
+    ``importance_sampling_level="sequence"``, r is the exponential of the mean of ``new - old`` over
+    the trained tokens of a row. The KL penalty is ``beta (exp(ref - new) - (ref - new) - 1)``,
+    times r with ``bias_correction``.
 
     ``loss_type`` determines the aggregation:
 

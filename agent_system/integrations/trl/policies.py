@@ -63,12 +63,12 @@ class TrainedModelSampler:
         self,
         borrow_model: Callable[[], AbstractContextManager[Any]],
         tokenizer: SamplerTokenizer,
-        end_ids: Iterable[int],
+        end_token_ids: Iterable[int],
         seed: int,
     ) -> None:
         self.tokenizer = tokenizer
         self._borrow_model = borrow_model
-        self._end_ids = frozenset(end_ids)
+        self._end_token_ids = frozenset(end_token_ids)
         self._seed = seed
         self._call_numbers = itertools.count()
 
@@ -77,7 +77,7 @@ class TrainedModelSampler:
         seed = derive_seed("turns of a live policy", self._seed, next(self._call_numbers))
         with self._borrow_model() as model:
             engine = HFEngine.wrap_model(
-                model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=MAX_SEQUENCES
+                model, self.tokenizer, self._end_token_ids, seed=seed, max_num_seqs=MAX_SEQUENCES
             )
             for number, prompt in enumerate(prompts):
                 if isinstance(prompt, Mapping):
@@ -108,8 +108,12 @@ class TrainedModelSampler:
 class VllmServerSampler:
     """Sampler that calls TRL's client of a vLLM server (``vllm_mode="server"``)."""
 
-    def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:
-        self.client, self.tokenizer, self._end_ids = client, tokenizer, frozenset(end_ids)
+    def __init__(self, client: Any, tokenizer: TextTokenizer, end_token_ids: Iterable[int]) -> None:
+        self.client, self.tokenizer, self._end_token_ids = (
+            client,
+            tokenizer,
+            frozenset(end_token_ids),
+        )
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """Sample one turn per prompt, in order."""
@@ -123,7 +127,7 @@ class VllmServerSampler:
             logprobs=0,  # only of the sampled token
             generation_kwargs={
                 "stop": list(sampling_params.stop),
-                "stop_token_ids": sorted(self._end_ids),
+                "stop_token_ids": sorted(self._end_token_ids),
                 "include_stop_str_in_output": True,
             },
         )
@@ -134,7 +138,7 @@ class VllmServerSampler:
             ids, logprobs = list(token_ids), [entry[0] for entry in logprob_entries]
             # The client does not return the finish reason.
             has_ended = bool(ids) and (
-                ids[-1] in self._end_ids
+                ids[-1] in self._end_token_ids
                 or self.tokenizer.decode(ids).endswith(sampling_params.stop or ("\0",))
             )
             reason = "stop" if has_ended or len(ids) < sampling_params.max_tokens else "length"

@@ -269,8 +269,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             )
             opening[:] = [dict(message) for message in messages] or [dict(EMPTY_USER_MESSAGE)]
         rows = [self._split_trial(trials, index) for index in range(len(self._rows))]
-        names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
-        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        column_names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+        columns = dict(zip(column_names, map(list, zip(*rows, strict=True)), strict=True))
         return columns | {"session_ids": trials["session_ids"]}
 
     def _split_trial(
@@ -278,8 +278,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> tuple[list[int], list[int], list[float], list[int]]:
         """Return prompt, completion, log-probs and loss mask of the completion of trial ``index``.
 
-        An end token, which is not trained on, is appended if the completion is empty, or if the
-        trial is complete and has none.
+        An end token is appended if the completion is empty, or if the trial is complete and has no
+        end token. The appended token is not trained on.
         """
         ids: list[int] = trials["full_token_ids"][index]
         prompt_length: int = trials["prompt_lengths"][index]
@@ -342,8 +342,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         """Return the loss of TRL, or ``masked_grpo_loss`` computed on whole sequences.
 
-        The latter is used with ``loss_path="full_sequence"``. It is also used for ``inputs``
-        without ``completion_ids``, which already contain whole sequences.
+        ``masked_grpo_loss`` is used with ``loss_path="full_sequence"``. It is also used for
+        ``inputs`` without ``completion_ids``, which already contain whole sequences.
         """
         has_trl_columns = "completion_ids" in inputs
         if self.loss_path == "trl" and has_trl_columns:
@@ -393,5 +393,7 @@ def _compute_default_turn_length(env: MultistepEnv, max_completion_length: int) 
 
     The other half is for the text of the environment. Example: 1024 tokens and 4 turns give 128.
     """
-    turns = env.max_steps_per_episode * env.episodes_per_trial
-    return min(max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * turns)))
+    num_turns = env.max_steps_per_episode * env.episodes_per_trial
+    return min(
+        max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * num_turns))
+    )

@@ -60,7 +60,7 @@ QUICKSTART_POLICY = ROOT / "configs/policies/quickstart"
 
 def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
     """Return the arguments of ``main_ppo``, from which TRL's policy, tasks and lengths are read."""
-    sizes = [
+    size_overrides = [
         f"data.train_batch_size={NUM_GROUPS}",
         f"env.rollout.n={GROUP_SIZE}",
         f"actor_rollout_ref.actor.ppo_mini_batches={UPDATES_PER_STEP}",
@@ -69,14 +69,14 @@ def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
         "algorithm.adv_estimator=grpo",
     ]
     if not is_single_turn:
-        return ["--config-name", "quickstart_grpo", *sizes]
+        return ["--config-name", "quickstart_grpo", *size_overrides]
     return [
         "--config-name",
         "arithmetic",
         f"env.max_turn_tokens={ANSWER_TOKENS}",
         f"data.max_response_length={ANSWER_TOKENS}",
         f"actor_rollout_ref.rollout.num_threads={available_cpus()}",
-        *sizes,
+        *size_overrides,
     ]
 
 
@@ -87,11 +87,11 @@ def make_endless_policy(directory: Path) -> Path:
     turn, and 1 for all others. So the logits of the tokens that end a turn are far below the
     others.
     """
-    source = ROOT / "experiments/policies/arithmetic"
+    source_policy = ROOT / "experiments/policies/arithmetic"
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    end_ids = set(find_stop_ids(source, tokenizer, ()))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source_policy))
+    tokenizer = AutoTokenizer.from_pretrained(source_policy)
+    end_ids = set(find_stop_ids(source_policy, tokenizer, ()))
     # Stop strings are single tokens, but encoding a text never gives them. Find them by decoding.
     stop_strings = get_package("reasoning_gym").stop
     for token in range(model.config.vocab_size):
@@ -108,15 +108,15 @@ def make_endless_policy(directory: Path) -> Path:
 
 def find_stop_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
     """Return the token ids that end a turn. Exits if a stop string has several tokens."""
-    plan = StopConditionFactory(tokenizer, find_stop_token_ids(tokenizer, policy)).get_conditions(
-        stop
-    )
-    if plan.stop_strings:
+    stop_conditions = StopConditionFactory(
+        tokenizer, find_stop_token_ids(tokenizer, policy)
+    ).get_conditions(stop)
+    if stop_conditions.stop_strings:
         raise SystemExit(
-            f"stop strings {plan.stop_strings} have several tokens each: TRL would sample past "
-            "them; use stop strings of one token"
+            f"stop strings {stop_conditions.stop_strings} have several tokens each: TRL would "
+            "sample past them; use stop strings of one token"
         )
-    return plan.token_ids
+    return stop_conditions.token_ids
 
 
 class LockStepRolloutFunction:
@@ -143,18 +143,20 @@ class LockStepRolloutFunction:
         """Generate a batch. Return ids of prompts and completions, masks, and successes."""
         self.num_calls += 1
         conversations = self._start_conversations()
-        won = [0.0] * len(conversations)
-        active = list(range(len(conversations)))
+        success_values = [0.0] * len(conversations)
+        active_indices = list(range(len(conversations)))
         for turn in range(self.max_steps):
-            prompt_ids = [conversations[env_index].prompt_ids for env_index in active]
+            prompt_ids = [conversations[env_index].prompt_ids for env_index in active_indices]
             reply_ids, _ = trainer._generate_single_turn(prompt_ids, None, {}, 1)
-            texts = [""] * len(conversations)
-            for number, ids in zip(active, reply_ids, strict=True):
-                result = SamplingResult("", ids, [0.0] * len(ids), StopReason.STOP, 0)
-                conversations[number].add_turn(result, turn)
-                texts[number] = self.bridge.decode(ids)
-            active = self._step_environments(conversations, active, texts, turn, won)
-            if not active:
+            reply_texts = [""] * len(conversations)
+            for active_index, turn_ids in zip(active_indices, reply_ids, strict=True):
+                result = SamplingResult("", turn_ids, [0.0] * len(turn_ids), StopReason.STOP, 0)
+                conversations[active_index].add_turn(result, turn)
+                reply_texts[active_index] = self.bridge.decode(turn_ids)
+            active_indices = self._step_environments(
+                conversations, active_indices, reply_texts, turn, success_values
+            )
+            if not active_indices:
                 break
         prompts, completions, masks = zip(*map(self._split_row, conversations), strict=True)
         return {
@@ -162,14 +164,14 @@ class LockStepRolloutFunction:
             "completion_ids": list(completions),
             "env_mask": list(masks),
             "logprobs": None,
-            "won": won,
+            "won": success_values,
         }
 
     def _start_conversations(self) -> list[TokenConversation]:
         """Return one conversation per trajectory, with its first prompt."""
         observations, infos = self.envs.reset(self.envs.gen_batch(self.num_calls, NUM_GROUPS))
-        system = self.prompts.system(self.levels)
-        system_messages = [{"role": "system", "content": system}] if system else []
+        system_prompt = self.prompts.system(self.levels)
+        system_messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
         conversations: list[TokenConversation] = []
         for text, info in zip(observations["text"], infos, strict=True):
             conversation = TokenConversation(self.bridge, self.limits, system_messages)
@@ -182,21 +184,21 @@ class LockStepRolloutFunction:
     def _step_environments(
         self,
         conversations: list[TokenConversation],
-        active: list[int],
-        texts: list[str],
+        active_indices: list[int],
+        reply_texts: list[str],
         turn: int,
-        won: list[float],
+        success_values: list[float],
     ) -> list[int]:
         """Step all environments. Return the indices of the episodes that continue."""
-        observations, _, dones, infos = self.envs.step(texts)
-        active_indices: list[int] = []
-        for env_index in active:
+        observations, _, dones, infos = self.envs.step(reply_texts)
+        continued_indices: list[int] = []
+        for env_index in active_indices:
             info = infos[env_index]
-            won[env_index] = float(bool(info.get("won")))
+            success_values[env_index] = float(bool(info.get("won")))
             prompt = self.prompts.turn(Observation(observations["text"][env_index], info=info))
             if not dones[env_index] and conversations[env_index].add_observation(prompt, turn + 1):
-                active_indices.append(env_index)
-        return active_indices
+                continued_indices.append(env_index)
+        return continued_indices
 
     @staticmethod
     def _split_row(conversation: TokenConversation) -> tuple[list[int], list[int], list[int]]:
@@ -238,8 +240,8 @@ class StepRecorder(TrainerCallback):
 
     def summarize_steps(self) -> dict[str, Any]:
         """Return the seconds of each step and the mean sampled tokens, both without step 1."""
-        seconds = [end - start for start, end in itertools.pairwise(self.end_times)]
-        return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
+        step_seconds = [end - start for start, end in itertools.pairwise(self.end_times)]
+        return {"seconds": step_seconds, "tokens": mean(self.tokens[1:])}
 
 
 def compute_parity_reward(completions: list, **_: Any) -> list[float | None]:
@@ -362,14 +364,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def format_table(our_steps: Sequence[dict], trl_results: Sequence[dict]) -> str:
     """Return the Markdown table: seconds and sampled tokens per step of ``main_ppo`` and TRL."""
-    ours = median(step["timing_s/step"] for step in our_steps)
-    trl = median(seconds for result in trl_results for seconds in result["seconds"])
+    our_seconds = median(step["timing_s/step"] for step in our_steps)
+    trl_seconds = median(seconds for result in trl_results for seconds in result["seconds"])
     our_tokens = mean(step["perf/engine_tokens"] for step in our_steps)
     trl_tokens = mean(result["tokens"] for result in trl_results)
     return f"""\
 | | main_ppo | TRL | ratio |
 |---|---|---|---|
-| seconds per step | {ours:.2f} | {trl:.2f} | **{trl / ours:.2f}** |
+| seconds per step | {our_seconds:.2f} | {trl_seconds:.2f} | **{trl_seconds / our_seconds:.2f}** |
 | sampled tokens | {our_tokens:,.0f} | {trl_tokens:,.0f} | {trl_tokens / our_tokens:.2f} |"""
 
 

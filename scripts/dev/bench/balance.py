@@ -34,7 +34,7 @@ HISTORY_TURNS = 3  # earlier turns that a row of window history shows
 class BalanceCase:
     """Sizes of a step: ranks, trajectories and optimizer steps."""
 
-    ranks: int
+    num_ranks: int
     num_trajectories: int
     optimizer_steps: int
     has_window_history: bool = False  # one row per turn, instead of one row per trajectory
@@ -59,25 +59,27 @@ class RowSizes:
 
 def sample_row_sizes(case: BalanceCase, seed: int = 0) -> RowSizes:
     """Draw the rows of one step."""
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     sizes: list[int] = []
-    groups: list[str] = []
+    group_ids: list[str] = []
     traj_uids: list[str] = []
-    success_rates = draw.uniform(0.1, 0.9, case.num_trajectories)
-    min_turns = draw.integers(5, 20, case.num_trajectories)
+    success_rates = rng.uniform(0.1, 0.9, case.num_trajectories)
+    min_turns = rng.integers(5, 20, case.num_trajectories)
     for traj_index in range(case.num_trajectories):
-        group = traj_index // GROUP_SIZE
-        is_success = draw.random() < success_rates[group]
-        turns_to_success = int(min_turns[group] * draw.uniform(1.0, 2.0))
-        steps = min(MAX_TURNS, turns_to_success) if is_success else MAX_TURNS
-        turns = draw.integers(*TURN_TOKENS, steps)
-        prompt = int(draw.integers(*PROMPT_TOKENS))
-        window_tokens = [turns[max(0, i - HISTORY_TURNS) : i + 1].sum() for i in range(steps)]
-        rows = window_tokens if case.has_window_history else [turns.sum()]
-        sizes += [prompt + int(tokens) for tokens in rows]
-        groups += [f"group {group}"] * len(rows)
-        traj_uids += [f"play {traj_index}"] * len(rows)
-    columns = {"uid": object_array(groups), "traj_uid": object_array(traj_uids)}
+        group_index = traj_index // GROUP_SIZE
+        is_success = rng.random() < success_rates[group_index]
+        turns_to_success = int(min_turns[group_index] * rng.uniform(1.0, 2.0))
+        num_turns = min(MAX_TURNS, turns_to_success) if is_success else MAX_TURNS
+        turn_lengths = rng.integers(*TURN_TOKENS, num_turns)
+        prompt_length = int(rng.integers(*PROMPT_TOKENS))
+        window_tokens = [
+            turn_lengths[max(0, i - HISTORY_TURNS) : i + 1].sum() for i in range(num_turns)
+        ]
+        row_lengths = window_tokens if case.has_window_history else [turn_lengths.sum()]
+        sizes += [prompt_length + int(tokens) for tokens in row_lengths]
+        group_ids += [f"group {group_index}"] * len(row_lengths)
+        traj_uids += [f"play {traj_index}"] * len(row_lengths)
+    columns = {"uid": object_array(group_ids), "traj_uid": object_array(traj_uids)}
     return RowSizes(sizes, DataProto.from_dict({}, columns))
 
 
@@ -94,38 +96,46 @@ def compute_efficiency(
     step_by_row = {
         row: step for step, mini_batch in enumerate(mini_batches_of_rows) for row in mini_batch
     }
-    loads = np.zeros((len(mini_batches_of_rows), len(rows_by_rank)))
+    rank_loads = np.zeros((len(mini_batches_of_rows), len(rows_by_rank)))
     for rank, rank_rows in enumerate(rows_by_rank):
         for row in rank_rows:
-            loads[step_by_row[row], rank] += sizes[row]
-    return float(loads.sum() / len(rows_by_rank) / loads.max(axis=1).sum())
+            rank_loads[step_by_row[row], rank] += sizes[row]
+    return float(rank_loads.sum() / len(rows_by_rank) / rank_loads.max(axis=1).sum())
 
 
 def compute_best_efficiency(
     mini_batches_of_rows: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
 ) -> float:
     """Return the highest possible efficiency if no row is split between ranks."""
-    row_tokens = [[sizes[row] for row in mini_batch] for mini_batch in mini_batches_of_rows]
-    step_loads = [max(sum(load) / ranks, max(load)) for load in row_tokens]
-    return sum(sum(load) for load in row_tokens) / ranks / sum(step_loads)
+    tokens_by_mini_batch = [
+        [sizes[row] for row in mini_batch] for mini_batch in mini_batches_of_rows
+    ]
+    busiest_loads = [
+        max(sum(batch_tokens) / ranks, max(batch_tokens)) for batch_tokens in tokens_by_mini_batch
+    ]
+    return (
+        sum(sum(batch_tokens) for batch_tokens in tokens_by_mini_batch) / ranks / sum(busiest_loads)
+    )
 
 
 def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, float]:
     """Return the efficiencies ``before``, ``now`` and ``at best`` of the module's docstring."""
-    rows = sample_row_sizes(case, seed)
-    batches = make_mini_batches(rows.table, seed, num_steps=case.optimizer_steps)
-    num_rows = len(rows.sizes)
+    row_sizes = sample_row_sizes(case, seed)
+    mini_batches = make_mini_batches(row_sizes.table, seed, num_steps=case.optimizer_steps)
+    num_rows = len(row_sizes.sizes)
     # Add empty rows, so that the ranks divide the number of rows. A run adds copies of rows.
-    padded_sizes = [*rows.sizes, *[0] * (-num_rows % case.ranks)]
-    padded_rows_by_rank = get_seqlen_balanced_partitions(padded_sizes, case.ranks, equal_size=True)
+    padded_sizes = [*row_sizes.sizes, *[0] * (-num_rows % case.num_ranks)]
+    padded_rows_by_rank = get_seqlen_balanced_partitions(
+        padded_sizes, case.num_ranks, equal_size=True
+    )
     old_rows_by_rank = [
         [row for row in rank_rows if row < num_rows] for rank_rows in padded_rows_by_rank
     ]
-    new_rows_by_rank = split_mini_batches(batches, rows.sizes, case.ranks)
+    new_rows_by_rank = split_mini_batches(mini_batches, row_sizes.sizes, case.num_ranks)
     return (
-        compute_efficiency(batches, old_rows_by_rank, rows.sizes),
-        compute_efficiency(batches, new_rows_by_rank, rows.sizes),
-        compute_best_efficiency(batches, rows.sizes, case.ranks),
+        compute_efficiency(mini_batches, old_rows_by_rank, row_sizes.sizes),
+        compute_efficiency(mini_batches, new_rows_by_rank, row_sizes.sizes),
+        compute_best_efficiency(mini_batches, row_sizes.sizes, case.num_ranks),
     )
 
 
@@ -139,9 +149,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for case in CASES:
         history = "window" if case.has_window_history else "append"
         old_efficiency, new_efficiency, best_efficiency = measure_efficiency(case, seed)
-        cells = (case.ranks, f"{case.num_trajectories:,}", history, case.optimizer_steps)
-        figures = (f"{value:.3f}" for value in (old_efficiency, new_efficiency, best_efficiency))
-        print(f"| {' | '.join(map(str, (*cells, *figures)))} |")
+        cells = (case.num_ranks, f"{case.num_trajectories:,}", history, case.optimizer_steps)
+        efficiency_cells = (
+            f"{value:.3f}" for value in (old_efficiency, new_efficiency, best_efficiency)
+        )
+        print(f"| {' | '.join(map(str, (*cells, *efficiency_cells)))} |")
 
 
 if __name__ == "__main__":

@@ -76,9 +76,11 @@ class LockStepClient:
     async def _sample_all(
         self, requests: list[tuple[asyncio.Future, list[int], dict[str, Any]]]
     ) -> None:
-        sampling = (self._client.sample(ids, **request) for _, ids, request in requests)
+        sample_calls = (
+            self._client.sample(prompt_ids, **request) for _, prompt_ids, request in requests
+        )
         # If a request fails, only its own trajectory gets the exception.
-        results = await asyncio.gather(*sampling, return_exceptions=True)
+        results = await asyncio.gather(*sample_calls, return_exceptions=True)
         for (result_future, _, _), result in zip(requests, results, strict=True):
             if isinstance(result, BaseException):
                 result_future.set_exception(result)
@@ -104,10 +106,10 @@ class LockStepCollector(CollectorWorker):
     ) -> CollectedTrajectories:
         """Generate the trajectories of ``specs`` in batches of ``slots``."""
         collected = CollectedTrajectories([], 0.0, 0.0)
-        for start in range(0, len(specs), self._slots):
-            batch = specs[start : start + self._slots]
-            self._lock_step_client.num_active = len(batch)
-            collected.add(await super().collect(batch, settings))
+        for first_spec in range(0, len(specs), self._slots):
+            batch_specs = specs[first_spec : first_spec + self._slots]
+            self._lock_step_client.num_active = len(batch_specs)
+            collected.add(await super().collect(batch_specs, settings))
         return collected
 
     async def _generate_group(
@@ -125,7 +127,9 @@ class LockStepCollector(CollectorWorker):
 
 def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
     """Return the token ids of all rows of each trajectory."""
-    return [[list(ledger.token_ids) for ledger in one.ledgers] for one in trajectories]
+    return [
+        [list(ledger.token_ids) for ledger in trajectory.ledgers] for trajectory in trajectories
+    ]
 
 
 async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dict[str, Any]:
@@ -138,20 +142,20 @@ async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dic
         "asynchronous": workload.make_collector(name="async"),
         "lock-step": workload.make_collector(LockStepCollector, name="lock", slots=slots),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in collectors}
-    num_equal = 0
+    seconds_by_name: dict[str, list[float]] = {name: [] for name in collectors}
+    num_equal_trajectories = 0
     trajectories_by_name: dict[str, list[Trajectory]] = {}
     for round_index in range(rounds + 1):
         # The seeds differ between rounds, and are the same for both collectors.
         rollout_specs = workload.reseed_specs(f"round {round_index}")
         for name in collectors if round_index % 2 else reversed(collectors):
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             trajectories_by_name[name] = (
                 await collectors[name].collect(rollout_specs, workload.settings)
             ).trajectories
-            seconds[name].append(time.perf_counter() - began)
+            seconds_by_name[name].append(time.perf_counter() - start_time)
         if round_index:
-            num_equal += sum(
+            num_equal_trajectories += sum(
                 a == b
                 for a, b in zip(*map(list_token_ids, trajectories_by_name.values()), strict=True)
             )
@@ -159,9 +163,9 @@ async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dic
         await collector.close()
     await call_worker_method(workload.engine, "close")
     return {
-        "seconds": {name: s[1:] for name, s in seconds.items()},
+        "seconds": {name: s[1:] for name, s in seconds_by_name.items()},
         "trajectories": trajectories_by_name["asynchronous"],
-        "same": num_equal,
+        "same": num_equal_trajectories,
     }
 
 
@@ -183,19 +187,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
-    sizes = ["env.num_workers=1", f"env.envs_per_worker={args.slots}"]
-    overrides = [*sizes, *(WAITING_OVERRIDES if args.waiting else ()), *args.overrides]
+    size_overrides = ["env.num_workers=1", f"env.envs_per_worker={args.slots}"]
+    overrides = [*size_overrides, *(WAITING_OVERRIDES if args.waiting else ()), *args.overrides]
     workload = Workload(args.config_name, overrides, args.tasks, actor=True)
     result = asyncio.run(measure_collectors(workload, args.slots, args.rounds))
     trajectories = result["trajectories"]
-    steps = sum(len(trajectory.turns) for trajectory in trajectories)
+    num_turns = sum(len(trajectory.turns) for trajectory in trajectories)
     print(
-        f"{workload.cfg.env.env_name}: {len(trajectories)} trajectories, {steps} steps, "
+        f"{workload.cfg.env.env_name}: {len(trajectories)} trajectories, {num_turns} steps, "
         f"{args.slots} environments"
     )
     for name, seconds in result["seconds"].items():
-        each = " ".join(f"{value:.1f}" for value in seconds)
-        print(f"{name:12} {len(trajectories) / median(seconds):6.2f} trajectories/s   ({each} s)")
+        seconds_text = " ".join(f"{value:.1f}" for value in seconds)
+        print(
+            f"{name:12} {len(trajectories) / median(seconds):6.2f} trajectories/s   "
+            f"({seconds_text} s)"
+        )
     asynchronous_s, lock_step_s = (median(seconds) for seconds in result["seconds"].values())
     num_compared = len(trajectories) * args.rounds
     print(

@@ -82,7 +82,7 @@ CHUNK_SIZE = 64  # trajectories per collector result; results differ only in the
 VOCABULARY_SIZE = 150_000  # upper bound of the random token ids
 # Declares the simulated calls as worker calls whose rows are divided among the ranks.
 SHARDED_CALL = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
-PARTS = ("receive", "pack", "send", "answers", "score", "reward", "credit", "update")
+BLOCKING_PARTS = ("receive", "pack", "send", "answers", "score", "reward", "credit", "update")
 JOURNAL_PART = "journal"
 COLLECTOR_PART = "collector"
 OTHER_PROCESSES = "other processes"  # work that a run does outside of the driver
@@ -94,13 +94,17 @@ class TrajectoryShape:
 
     turns: int = 10
     prompt: int = 128  # tokens before the first turn
-    sampled: int = 24  # sampled tokens of a turn
-    shown: int = 16  # tokens of an observation
+    sampled_tokens: int = 24  # sampled tokens of a turn
+    observation_tokens: int = 16  # tokens of an observation
 
     @property
     def row_tokens(self) -> int:
         """Tokens of a row, without the last observation; by default 128 + 10 * (24 + 16) - 16."""
-        return self.prompt + self.turns * (self.sampled + self.shown) - self.shown
+        return (
+            self.prompt
+            + self.turns * (self.sampled_tokens + self.observation_tokens)
+            - self.observation_tokens
+        )
 
 
 class CpuClock:
@@ -109,7 +113,7 @@ class CpuClock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._open_parts: list[str] = []
-        self._measured_until = 0.0
+        self._last_cpu_seconds = 0.0
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
@@ -125,8 +129,8 @@ class CpuClock:
     def _add_elapsed(self) -> None:
         cpu_seconds = time.process_time()
         if self._open_parts:
-            self.seconds[self._open_parts[-1]] += cpu_seconds - self._measured_until
-        self._measured_until = cpu_seconds
+            self.seconds[self._open_parts[-1]] += cpu_seconds - self._last_cpu_seconds
+        self._last_cpu_seconds = cpu_seconds
 
 
 class MeasuredStore:
@@ -182,32 +186,36 @@ class SimulatedRanks:
 
     def update_actor(self, data: DataProto) -> DataProto:
         """Return constant metrics of an update."""
-        calls, collect = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
+        calls, join_answers = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "update")
         with self._clock.measure_part(OTHER_PROCESSES):
             metrics = {"actor/pg_loss": [0.0], "actor/optimizer_steps": 1.0}
             answers = [DataProto(meta_info={"metrics": dict(metrics)}) for _ in calls]
-        return collect(answers)
+        return join_answers(answers)
 
-    def _return_zeros(self, data: DataProto, *names: str) -> DataProto:
-        calls, collect = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
+    def _return_zeros(self, data: DataProto, *column_names: str) -> DataProto:
+        calls, join_answers = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "send")
         with self._clock.measure_part(OTHER_PROCESSES):
-            shapes = [args[0].batch["responses"].shape for args, _ in calls]
-            tables = [{name: torch.zeros(shape) for name in names} for shape in shapes]
-            answers = [self._store.put(DataProto.from_dict(table), "answers") for table in tables]
+            response_shapes = [args[0].batch["responses"].shape for args, _ in calls]
+            zero_columns = [
+                {name: torch.zeros(shape) for name in column_names} for shape in response_shapes
+            ]
+            answers = [
+                self._store.put(DataProto.from_dict(columns), "answers") for columns in zero_columns
+            ]
         with self._clock.measure_part("answers"):
-            return collect(ray.get(answers, timeout=STORE_TIMEOUT_S))
+            return join_answers(ray.get(answers, timeout=STORE_TIMEOUT_S))
 
 
 class SimulatedWorkers(TrainingWorkers):
     """Training workers with simulated ranks. The time of calls is counted as ``send``."""
 
     def __init__(self, ranks: int, clock: CpuClock, store: MeasuredStore) -> None:
-        group: Any = SimulatedRanks(ranks, clock, store)
-        super().__init__(group, [], reference_group=group)
+        worker_group: Any = SimulatedRanks(ranks, clock, store)
+        super().__init__(worker_group, [], reference_group=worker_group)
         self._clock = clock
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -245,20 +253,20 @@ class DriverCost:
     @property
     def blocking_ms(self) -> float:
         """CPU milliseconds per row of all parts of a step except those in background threads."""
-        return sum(self.per_row(part) for part in PARTS)
+        return sum(self.per_row(part) for part in BLOCKING_PARTS)
 
 
-def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generator) -> Trajectory:
+def make_trajectory(number: int, shape: TrajectoryShape, rng: np.random.Generator) -> Trajectory:
     """Return a simulated trajectory of ``shape`` with random tokens."""
     task = {"task_id": f"task-{number}", "data_source": "invented"}
-    trajectory = Trajectory(RolloutSpec(0, task, "", "", number), reward=float(draw.random() < 0.5))
+    trajectory = Trajectory(RolloutSpec(0, task, "", "", number), reward=float(rng.random() < 0.5))
     ledger = TokenLedger()
-    ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.prompt).tolist(), SegmentKind.PROMPT)
+    ledger.append(rng.integers(VOCABULARY_SIZE, size=shape.prompt).tolist(), SegmentKind.PROMPT)
     for step in range(shape.turns):
         segment = ledger.append(
-            draw.integers(VOCABULARY_SIZE, size=shape.sampled).tolist(),
+            rng.integers(VOCABULARY_SIZE, size=shape.sampled_tokens).tolist(),
             SegmentKind.AGENT,
-            logprobs=(-draw.random(shape.sampled)).tolist(),
+            logprobs=(-rng.random(shape.sampled_tokens)).tolist(),
             turn=step,
             policy_version=1,
             stop_reason=StopReason.STOP,
@@ -278,7 +286,9 @@ def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generat
         turn.action = "take it"
         turn.is_action_valid = True
         trajectory.turns.append(turn)
-        ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.shown).tolist(), SegmentKind.ENV)
+        ledger.append(
+            rng.integers(VOCABULARY_SIZE, size=shape.observation_tokens).tolist(), SegmentKind.ENV
+        )
     trajectory.ledgers.append(ledger)
     return trajectory
 
@@ -287,8 +297,8 @@ def receive_chunks(
     rows: int, shape: TrajectoryShape, clock: CpuClock, store: MeasuredStore
 ) -> CollectedTrajectories:
     """Read ``rows`` trajectories in chunks, as collectors return them."""
-    draw = np.random.default_rng(0)
-    trajectories = [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)]
+    rng = np.random.default_rng(0)
+    trajectories = [make_trajectory(n, shape, rng) for n in range(CHUNK_SIZE)]
     with clock.measure_part(COLLECTOR_PART):
         chunk_without_texts = CollectedTrajectories(trajectories, 1.0, 0.0).copy_without_texts()
     # All chunks are equal, so multiply the time for one of them.
@@ -316,19 +326,19 @@ def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
     compute_episode_metrics(rollout.trajectories)
     split_rollout_time(rollout.trajectories, rollout.rollout_s, rollout.thoughts_s)
     rows = build_rows(trajectories)
-    order = order_rows_for_ranks([row.response_end for row in rows], ranks)
-    batch = collate_rows([rows[index] for index in order], 0)
+    row_order = order_rows_for_ranks([row.response_end for row in rows], ranks)
+    batch = collate_rows([rows[index] for index in row_order], 0)
     batch.meta_info[NUM_RANKS] = ranks
     return batch
 
 
 def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
     """Return a trainer at step 1, without collector, tasks, rollout log and checkpoints."""
-    settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
-    cfg = load_config("ppo_trainer", settings)
+    overrides = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
+    cfg = load_config("ppo_trainer", overrides)
     unused: Any = None
-    reward = load_reward_manager(cfg)
-    trainer = RayPPOTrainer(cfg, workers, unused, unused, unused, reward, unused, unused)
+    reward_manager = load_reward_manager(cfg)
+    trainer = RayPPOTrainer(cfg, workers, unused, unused, unused, reward_manager, unused, unused)
     trainer.global_step = 1
     return trainer
 
@@ -366,14 +376,14 @@ def format_table(costs: Sequence[DriverCost]) -> Iterator[str]:
     """Yield the lines of a Markdown table: CPU milliseconds per row for each part of a step."""
     yield f"| ms of CPU per row | {' | '.join(f'{cost.rows:,} rows' for cost in costs)} |"
     yield f"|---|{'---|' * len(costs)}"
-    for part in PARTS:
+    for part in BLOCKING_PARTS:
         yield f"| {part} | {' | '.join(f'{cost.per_row(part):.3f}' for cost in costs)} |"
-    blocking = (f"{cost.blocking_ms:.2f}" for cost in costs)
-    yield f"| **for which the run waits** | {' | '.join(blocking)} |"
-    behind = (f"{cost.per_row(JOURNAL_PART):.2f}" for cost in costs)
-    yield f"| {JOURNAL_PART}, behind the step | {' | '.join(behind)} |"
-    elsewhere = (f"{cost.per_row(COLLECTOR_PART):.2f}" for cost in costs)
-    yield f"| {COLLECTOR_PART}, in other processes | {' | '.join(elsewhere)} |"
+    blocking_cells = (f"{cost.blocking_ms:.2f}" for cost in costs)
+    yield f"| **for which the run waits** | {' | '.join(blocking_cells)} |"
+    journal_cells = (f"{cost.per_row(JOURNAL_PART):.2f}" for cost in costs)
+    yield f"| {JOURNAL_PART}, behind the step | {' | '.join(journal_cells)} |"
+    collector_cells = (f"{cost.per_row(COLLECTOR_PART):.2f}" for cost in costs)
+    yield f"| {COLLECTOR_PART}, in other processes | {' | '.join(collector_cells)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -382,11 +392,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--ranks", type=int, default=RANKS)
     for name, value in vars(TrajectoryShape()).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    shape = TrajectoryShape(args.turns, args.prompt, args.sampled, args.shown)
+    shape = TrajectoryShape(args.turns, args.prompt, args.sampled_tokens, args.observation_tokens)
     costs = [measure_driver_cost(rows, args.ranks, shape) for rows in args.rows]
     print(f"{shape.row_tokens:,} tokens and {shape.turns} turns a row, {args.ranks} ranks\n")
     print("\n".join(format_table(costs)))

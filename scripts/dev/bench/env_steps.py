@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from agent_system.environments.env import Env, Observation
 from agent_system.environments.env_registry import get_package
 
-CASES: dict[str, dict[str, Any]] = {
+SETTINGS_BY_ENVIRONMENT: dict[str, dict[str, Any]] = {
     "number_line": {},
     "alfworld": {"train_games": 8, "val_games": 1, "source": "generated"},
     "scienceworld/boil": {"task_names": ["boil"]},
@@ -70,8 +70,8 @@ def list_processes() -> list[psutil.Process]:
 
 def read_cpu_seconds() -> float:
     """Return the CPU seconds of ``list_processes``."""
-    times = [process.cpu_times() for process in list_processes()]
-    return sum(t.user + t.system for t in times)
+    cpu_times = [process.cpu_times() for process in list_processes()]
+    return sum(t.user + t.system for t in cpu_times)
 
 
 def run_episode(env: Env, observation: Observation, rng: random.Random) -> int:
@@ -109,33 +109,34 @@ def measure_environment(label: str, settings: dict[str, Any], budget: float) -> 
     """Measure resets, then complete episodes, for ``budget`` CPU seconds each."""
     package = get_package(label)
     tasks = package.tasks(settings, "train")[:8]
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     env = package.make(settings)
-    start_seconds = time.perf_counter() - began
+    startup_seconds = time.perf_counter() - start_time
     rng = random.Random(0)
     for task in tasks:  # warm-up: loading and compiling are not counted
         run_episode(env, env.reset(task, 0), rng)
     task_cycle = itertools.cycle(tasks)
-    resets, cpu_seconds, _ = repeat_until_budget(lambda: env.reset(next(task_cycle), 0), budget)
-    reset_seconds = cpu_seconds / resets
-    steps: list[int] = []
-    episodes, cpu_seconds, wall_seconds = repeat_until_budget(
-        lambda: steps.append(run_episode(env, env.reset(next(task_cycle), 0), rng)), budget
+    num_resets, cpu_seconds, _ = repeat_until_budget(lambda: env.reset(next(task_cycle), 0), budget)
+    reset_seconds = cpu_seconds / num_resets
+    steps_by_episode: list[int] = []
+    num_episodes, cpu_seconds, wall_seconds = repeat_until_budget(
+        lambda: steps_by_episode.append(run_episode(env, env.reset(next(task_cycle), 0), rng)),
+        budget,
     )
     # The seconds are those of the last series, so count only the steps of its episodes.
-    num_steps = sum(steps[-episodes:])
-    numbers = {
+    num_steps = sum(steps_by_episode[-num_episodes:])
+    measurements = {
         "placement": env.placement,
-        "start_s": start_seconds,
+        "start_s": startup_seconds,
         "reset_ms": 1000 * reset_seconds,
         # Subtract the measured cost of the reset of each episode.
-        "steps_per_core": num_steps / max(cpu_seconds - episodes * reset_seconds, 1e-3),
+        "steps_per_core": num_steps / max(cpu_seconds - num_episodes * reset_seconds, 1e-3),
         "with_resets": num_steps / cpu_seconds,
         "here": num_steps / wall_seconds,
         "mb": sum(process.memory_info().rss for process in list_processes()) / 2**20,
     }
     env.close()
-    return numbers
+    return measurements
 
 
 def main() -> None:
@@ -144,7 +145,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", help=f"names or prefixes of names; known: {', '.join(CASES)}"
+        "names",
+        nargs="*",
+        help=f"names or prefixes of names; known: {', '.join(SETTINGS_BY_ENVIRONMENT)}",
     )
     parser.add_argument(
         "--cpu-seconds", type=float, default=5.0, help="CPU seconds per environment and phase"
@@ -155,19 +158,28 @@ def main() -> None:
         print(json.dumps(measure_environment(*json.loads(options.child))))
         return
     labels = [
-        label for label in CASES if not options.names or label.startswith(tuple(options.names))
+        label
+        for label in SETTINGS_BY_ENVIRONMENT
+        if not options.names or label.startswith(tuple(options.names))
     ]
     if not labels:
-        parser.error(f"no environment name starts with {options.names}; known: {', '.join(CASES)}")
+        known_labels = ", ".join(SETTINGS_BY_ENVIRONMENT)
+        parser.error(f"no environment name starts with {options.names}; known: {known_labels}")
     print(f"{'environment':32}{'placement':>10}{'start s':>9}{'reset ms':>10}", end="")
     print(f"{'steps/s per core':>18}{'with resets':>13}{'here':>8}{'MiB':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for label in labels:
-            stored = {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}
-            job = json.dumps([label, CASES[label] | stored, options.cpu_seconds])
+            storage_settings = (
+                {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}
+            )
+            child_arguments = json.dumps(
+                [label, SETTINGS_BY_ENVIRONMENT[label] | storage_settings, options.cpu_seconds]
+            )
             # One process per environment, so that memory and imports are counted separately.
             child_process = subprocess.run(
-                [sys.executable, __file__, "--child", job], capture_output=True, text=True
+                [sys.executable, __file__, "--child", child_arguments],
+                capture_output=True,
+                text=True,
             )
             if child_process.returncode != 0:
                 print(f"{label:32}{(child_process.stderr.strip().splitlines() or ['?'])[-1]}")

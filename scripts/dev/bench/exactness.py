@@ -82,9 +82,9 @@ def find_separators(workload: Workload) -> tuple[list[int], list[int]]:
     observation_text = "What I see."
     chat = [("user", "Begin."), ("assistant", reply_text), ("user", observation_text)]
     messages = [{"role": role, "content": text} for role, text in chat]
-    options = workload.cfg.data.apply_chat_template_kwargs
+    template_options = workload.cfg.data.apply_chat_template_kwargs
     text = workload.tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, **options
+        messages, tokenize=False, add_generation_prompt=True, **template_options
     )
     prefix_text, suffix_text = text.partition(reply_text)[2].split(observation_text)
     return encode_text(workload, prefix_text), encode_text(workload, suffix_text)
@@ -104,16 +104,16 @@ class _UnpaddedRow:
     logprobs: list[float]
 
 
-def _unpad_row(data: DataProto, row: int) -> _UnpaddedRow:
-    is_token = data.batch["attention_mask"][row].bool()
+def _unpad_row(data: DataProto, row_index: int) -> _UnpaddedRow:
+    is_token = data.batch["attention_mask"][row_index].bool()
     prompt_length = data.batch["prompts"].shape[1]
 
     def unpad_column(name: str) -> list[Any]:
         # Response columns have no entries for the prompt, so add zeros for its tokens in front.
-        padded = torch.nn.functional.pad(data.batch[name][row], (prompt_length, 0))
+        padded = torch.nn.functional.pad(data.batch[name][row_index], (prompt_length, 0))
         return padded[is_token].tolist()
 
-    ids = data.batch["input_ids"][row][is_token].tolist()
+    ids = data.batch["input_ids"][row_index][is_token].tolist()
     return _UnpaddedRow(ids, unpad_column("response_mask"), unpad_column("rollout_log_probs"))
 
 
@@ -144,8 +144,8 @@ def check_tokens(
             start = len(prompt)
             end = start + len(result.token_ids)
             _check_turn(counts, unpadded_row, prompt, result)
-            encoded = encode_text(workload, workload.tokenizer.decode(result.token_ids))
-            counts["retokenised"] += encoded != list(result.token_ids)
+            reencoded_ids = encode_text(workload, workload.tokenizer.decode(result.token_ids))
+            counts["retokenised"] += reencoded_ids != list(result.token_ids)
             num_loss_tokens += sum(unpadded_row.mask[start:end])
             if previous_turn_end is not None:
                 counts["gaps"] += 1
@@ -177,13 +177,18 @@ def _check_turn(
 
 
 def _has_separators(
-    ids: list[int], previous_turn_end: int, start: int, separators: tuple[list[int], list[int]]
+    row_ids: list[int],
+    previous_turn_end: int,
+    turn_start: int,
+    separators: tuple[list[int], list[int]],
 ) -> bool:
     """Return True if the tokens between two turns start and end with the template's tokens."""
     prefix_ids, suffix_ids = separators
-    tokens_between = ids[previous_turn_end:start]
+    tokens_between = row_ids[previous_turn_end:turn_start]
     # If the policy sampled the end-of-turn token, the template's token is omitted.
-    expected_prefix = prefix_ids[1:] if ids[previous_turn_end - 1] == prefix_ids[0] else prefix_ids
+    expected_prefix = (
+        prefix_ids[1:] if row_ids[previous_turn_end - 1] == prefix_ids[0] else prefix_ids
+    )
     return (
         tokens_between[: len(expected_prefix)] == expected_prefix
         and tokens_between[-len(suffix_ids) :] == suffix_ids
@@ -193,9 +198,13 @@ def _has_separators(
 def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float]:
     """Return the mean and largest absolute difference of log-probs, trainer - engine, in nats."""
     engine = TrainEngine(PolicyModel(load_causal_lm(path)), device="cpu", dtype=dtype)
-    scored = compute_log_probs_and_scores(engine, data, max_tokens=MAX_MICRO_BATCH_TOKENS).log_probs
-    gaps = (scored - data.batch["rollout_log_probs"]).abs()[data.batch["response_mask"].bool()]
-    return gaps.mean().item(), gaps.max().item()
+    trainer_log_probs = compute_log_probs_and_scores(
+        engine, data, max_tokens=MAX_MICRO_BATCH_TOKENS
+    ).log_probs
+    differences = (trainer_log_probs - data.batch["rollout_log_probs"]).abs()[
+        data.batch["response_mask"].bool()
+    ]
+    return differences.mean().item(), differences.max().item()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -220,24 +229,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     workload = Workload(args.config_name, [*overrides, *args.overrides], -(-args.trajectories // 4))
     workload.settings = replace(workload.settings, stop=(*workload.settings.stop, *args.stop))
     rows, recorder = asyncio.run(collect_rows(workload))
-    trajectories = len({id(row.trajectory) for row in rows})
+    num_trajectories = len({id(row.trajectory) for row in rows})
     data = collate_rows(rows, workload.tokenizer.pad_token_id)
     counts = check_tokens(rows, data, recorder, workload)
     path = str(workload.path)
-    mean, largest_difference = check_logprobs(data, path, args.dtype)
+    mean_difference, largest_difference = check_logprobs(data, path, args.dtype)
     num_trainer_tokens = int(data.batch["attention_mask"].sum())
     lines = [
-        f"{path}, {args.dtype}, {args.history}: {trajectories} trajectories, {len(rows)} rows",
+        f"{path}, {args.dtype}, {args.history}: {num_trajectories} trajectories, {len(rows)} rows",
         f"{counts['turns']} turns, {counts['tokens']} sampled tokens: "
         f"{counts['other tokens']} turns have other tokens,",
         f"{counts['other log-probs']} other log-probs; "
         f"{counts['loss elsewhere']} rows have loss elsewhere",
         f"{counts['gaps']} separators, of which not whole {counts['separators lost']}",
-        f"|trainer - engine| mean {mean:.1e}, largest {largest_difference:.1e} nats",
+        f"|trainer - engine| mean {mean_difference:.1e}, largest {largest_difference:.1e} nats",
         "turns that would be other tokens if their text were encoded again: "
         f"{counts['retokenised']}",
-        f"per episode: {counts['tokens'] / trajectories:.0f} sampled, "
-        f"{num_trainer_tokens / trajectories:.0f} fed to the trainer",
+        f"per episode: {counts['tokens'] / num_trajectories:.0f} sampled, "
+        f"{num_trainer_tokens / num_trajectories:.0f} fed to the trainer",
     ]
     print("\n".join(lines))
 

@@ -44,9 +44,9 @@ def start_run(num_steps: int, run_dir: Path, overrides: Sequence[str]) -> subpro
         "env.rollout.n": 2,
         "env.val_tasks": 2,
     }
-    cold_start = "cold_start.overrides=['data.episodes=200','data.noise=0.35']"
+    cold_start_override = "cold_start.overrides=['data.episodes=200','data.noise=0.35']"
     setting_overrides = [f"{key}={value}" for key, value in settings.items()]
-    command = ["-m", "verl.trainer.main_ppo", "--config-name", "number_line", cold_start]
+    command = ["-m", "verl.trainer.main_ppo", "--config-name", "number_line", cold_start_override]
     with (run_dir.parent / "console.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, *command, *setting_overrides, *overrides],
@@ -76,8 +76,8 @@ def sample_processes(driver: psutil.Process) -> Sample:
 def get_process_kind(process: psutil.Process) -> str:
     """Return the kind of a process: "ray::RolloutWorker" for "ray::RolloutWorker.submit"."""
     cmdline = process.cmdline()
-    title = cmdline[0] if cmdline and cmdline[0].startswith("ray::") else process.name()
-    return title.partition(".")[0].rstrip("0123456789_-:")
+    process_title = cmdline[0] if cmdline and cmdline[0].startswith("ray::") else process.name()
+    return process_title.partition(".")[0].rstrip("0123456789_-:")
 
 
 def compare_parts_of_run(samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -107,21 +107,21 @@ def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure a run and print the table. Return the exit status of the run."""
+    """Measure the processes of a run, and print their growth. Return the run's exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="JSON file for the table")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
-        began = time.monotonic()
+        start_time_s = time.monotonic()
         run = start_run(args.steps, Path(folder) / "run", args.overrides)
         samples = sample_run(run, Path(folder) / "run" / "metrics.jsonl")
         if run.returncode:
             sys.stderr.write((Path(folder) / "console.log").read_text()[-4000:])
             return run.returncode
     rows = compare_parts_of_run(samples)
-    seconds = round(time.monotonic() - began)
+    seconds = round(time.monotonic() - start_time_s)
     result = {"iterations": args.steps, "seconds": seconds, "processes": rows}
     for row in rows:
         cells = "  ".join(

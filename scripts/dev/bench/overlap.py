@@ -26,7 +26,7 @@ from scripts.dev.bench.rlvcr_step import (
 
 POLICY = "configs/policies/quickstart"  # its replies do not matter to the environment
 MODES = ("off", "one_step")
-PARTS = {
+STEP_PARTS = {
     "waiting for the rollout": ("timing_s/gen", "timing_s/wait_for_plays"),
     "scoring, rewards, advantages": (
         "timing_s/old_log_prob",
@@ -61,15 +61,21 @@ def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[
     ]
 
 
-def format_table(measured: dict[str, list[dict]]) -> str:
+def format_table(step_metrics_by_mode: dict[str, list[dict]]) -> str:
     """Return the Markdown table: seconds of the parts of a step, and updates since its rollout."""
     lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
-    for name, keys in PARTS.items():
-        in_turn_s, overlapping_s = (compute_median_sum(measured[mode], *keys) for mode in MODES)
+    for name, keys in STEP_PARTS.items():
+        in_turn_s, overlapping_s = (
+            compute_median_sum(step_metrics_by_mode[mode], *keys) for mode in MODES
+        )
         ratio = f"{in_turn_s / overlapping_s:.2f}" if overlapping_s > 0 else ""
         lines.append(f"| {name} | {in_turn_s:.2f} | {overlapping_s:.2f} | {ratio} |")
-    staleness = [compute_median_sum(measured[mode], "training/staleness") for mode in MODES]
-    lines.append(f"| updates since the rollout | {staleness[0]:.2f} | {staleness[1]:.2f} | |")
+    median_staleness = [
+        compute_median_sum(step_metrics_by_mode[mode], "training/staleness") for mode in MODES
+    ]
+    lines.append(
+        f"| updates since the rollout | {median_staleness[0]:.2f} | {median_staleness[1]:.2f} | |"
+    )
     return "\n".join(lines)
 
 

@@ -44,21 +44,21 @@ Weights: TypeAlias = Mapping[str, Any]  # arrays or tensors
 
 def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
     """Return rows of random tokens in which turns and observations alternate."""
-    draw = torch.Generator().manual_seed(len(lengths))
-    width = max(lengths) - PROMPT_TOKENS
-    ids = torch.randint(10, vocab, (len(lengths), PROMPT_TOKENS + width), generator=draw)
-    positions = torch.arange(width)
-    is_token = positions < torch.as_tensor(lengths)[:, None] - PROMPT_TOKENS
-    response_mask = (is_token & (positions // TURN_TOKENS % 2 == 0)).long()
-    attention = torch.cat(
-        [torch.ones(len(lengths), PROMPT_TOKENS, dtype=torch.bool), is_token], dim=1
+    rng = torch.Generator().manual_seed(len(lengths))
+    response_width = max(lengths) - PROMPT_TOKENS
+    ids = torch.randint(10, vocab, (len(lengths), PROMPT_TOKENS + response_width), generator=rng)
+    positions = torch.arange(response_width)
+    is_response_token = positions < torch.as_tensor(lengths)[:, None] - PROMPT_TOKENS
+    response_mask = (is_response_token & (positions // TURN_TOKENS % 2 == 0)).long()
+    attention_mask = torch.cat(
+        [torch.ones(len(lengths), PROMPT_TOKENS, dtype=torch.bool), is_response_token], dim=1
     )
     tensors = {
-        "input_ids": ids * attention,
-        "attention_mask": attention.long(),
-        "responses": (ids * attention)[:, PROMPT_TOKENS:],
+        "input_ids": ids * attention_mask,
+        "attention_mask": attention_mask.long(),
+        "responses": (ids * attention_mask)[:, PROMPT_TOKENS:],
         "response_mask": response_mask,
-        "advantages": torch.randn(len(lengths), 1, generator=draw) * response_mask,
+        "advantages": torch.randn(len(lengths), 1, generator=rng) * response_mask,
     }
     traj_uids = [f"trajectory {row}" for row in range(len(lengths))]
     columns = {
@@ -86,13 +86,13 @@ class PlainTrainingLoop:
         lengths = data.batch["attention_mask"].sum(-1).tolist()
         for row_indices in make_micro_batches(lengths, max_tokens=self.max_tokens):
             index = torch.as_tensor(row_indices)
-            width = max(lengths[row] for row in row_indices)
+            max_length = max(lengths[row] for row in row_indices)
             tensors = {name: value[index].to(self.device) for name, value in data.batch.items()}
             for name in ("input_ids", "attention_mask"):
-                tensors[name] = tensors[name][:, :width]
+                tensors[name] = tensors[name][:, :max_length]
             for name in ("responses", "response_mask", "advantages", "old_log_probs"):
                 if name in tensors:
-                    tensors[name] = tensors[name][:, : width - PROMPT_TOKENS]
+                    tensors[name] = tensors[name][:, : max_length - PROMPT_TOKENS]
             yield index, tensors
 
     def compute_log_probs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -114,12 +114,14 @@ class PlainTrainingLoop:
     def update(self, data: DataProto) -> None:
         """Do one clipped policy-gradient step on all rows, as a mean over sampled tokens."""
         self.model.train()
-        tokens = data.batch["response_mask"].sum()
+        num_sampled_tokens = data.batch["response_mask"].sum()
         for _, tensors in self.iter_micro_batches(data):
             ratio = (self.compute_log_probs(tensors) - tensors["old_log_probs"]).exp()
             advantages = tensors["advantages"]
-            gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
-            (-(gain * tensors["response_mask"]).sum() / tokens).backward()
+            clipped_objective = torch.minimum(
+                ratio * advantages, ratio.clamp(0.8, 1.28) * advantages
+            )
+            (-(clipped_objective * tensors["response_mask"]).sum() / num_sampled_tokens).backward()
         clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -137,14 +139,19 @@ def make_worker(args: argparse.Namespace) -> ActorWorker:
         "actor_rollout_ref.actor.optim.warmup_style=constant",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={args.max_tokens}",
     ]
-    section = load_config("quickstart", overrides).actor_rollout_ref
-    worker = ActorWorker(section, device=args.device, num_threads=args.threads)
+    worker_config = load_config("quickstart", overrides).actor_rollout_ref
+    worker = ActorWorker(worker_config, device=args.device, num_threads=args.threads)
     worker.init_model()
     return worker
 
 
 def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
-    """Return the lines of the Markdown table for rows of ``lengths`` tokens."""
+    """Time the training worker and the plain loop, and compare their results.
+
+    Both compute log-probs and one GRPO update of the same random rows of ``lengths`` tokens. Each
+    of these two passes gives one returned line of the Markdown table, labelled with ``name``. The
+    line has the speeds, their ratio, and the difference of the log-probs or of the final weights.
+    """
     worker = make_worker(args)
     bare_loop = PlainTrainingLoop(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
@@ -172,14 +179,14 @@ def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) 
 
 def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -> float:
     """Return ``|ours - theirs| / |theirs - before|``, with L2 norms over all weights."""
-    distance = moved_distance = 0.0
+    squared_distance = squared_update_distance = 0.0
     for name, initial_weight in before.items():
         our_weight, their_weight = (
             torch.as_tensor(weights[name]).cpu() for weights in (ours, theirs)
         )
-        distance += float((our_weight - their_weight).square().sum())
-        moved_distance += float((their_weight - initial_weight).square().sum())
-    return (distance / moved_distance) ** 0.5
+        squared_distance += float((our_weight - their_weight).square().sum())
+        squared_update_distance += float((their_weight - initial_weight).square().sum())
+    return (squared_distance / squared_update_distance) ** 0.5
 
 
 def _format_line(name: str, costs: dict[str, PassCost], difference: float) -> str:
@@ -210,12 +217,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lr", type=float, default=1e-4)
     args = parser.parse_args(argv)
-    draw = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     # Lengths are uniform from 96 tokens upwards, with a mean of ``args.mean`` tokens.
     row_lengths = (
         PROMPT_TOKENS
         + 2 * TURN_TOKENS
-        + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
+        + torch.rand(args.rows, generator=rng) * 2 * (args.mean - 96)
     )
     print(HEADER)
     for name, lengths in (

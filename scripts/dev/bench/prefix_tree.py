@@ -73,15 +73,15 @@ def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, Dat
 
     async def collect() -> DataProto:
         collector = workload.make_collector()
-        collected = await collector.collect(workload.rollout_specs, workload.settings)
+        rollout = await collector.collect(workload.rollout_specs, workload.settings)
         await collector.close()
         await workload.engine.close()
-        return collate_rows(build_rows(collected.trajectories), workload.tokenizer.pad_token_id)
+        return collate_rows(build_rows(rollout.trajectories), workload.tokenizer.pad_token_id)
 
     data = asyncio.run(collect())
     mask = data.batch["response_mask"]
-    draw = torch.Generator().manual_seed(0)
-    data.batch["advantages"] = torch.randn(mask.shape, generator=draw) * mask
+    rng = torch.Generator().manual_seed(0)
+    data.batch["advantages"] = torch.randn(mask.shape, generator=rng) * mask
     data.batch["old_log_probs"] = data.batch["rollout_log_probs"].clone()
     data.batch["row_shares"] = torch.ones(len(data))
     data.meta_info |= {"temperature": 1.0, "global_step": 1}
@@ -100,63 +100,71 @@ def save_larger_model(path: str, scale: int, directory: str) -> str:
 
 
 def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
-    """Return tokens of rows / tokens of prefix trees, one for the rows of an optimizer step."""
-    tokens = [row.numpy() for row in Rows(data).tokens]
-    total = sum(map(len, tokens))
-    section = worker.config.actor
-    shared = 0
-    for rows in plan_mini_batches(data, section, "update_actor", worker.seed, 1):
-        shared += sum(sort_sequences([tokens[row] for row in rows]).shared)
-    return total / (total - shared)
+    """Return tokens of all rows / tokens of their prefix trees (one tree per mini-batch)."""
+    row_tokens = [row.numpy() for row in Rows(data).tokens]
+    num_tokens = sum(map(len, row_tokens))
+    actor_config = worker.config.actor
+    num_shared_tokens = 0
+    for rows in plan_mini_batches(data, actor_config, "update_actor", worker.seed, 1):
+        num_shared_tokens += sum(sort_sequences([row_tokens[row] for row in rows]).shared_lengths)
+    return num_tokens / (num_tokens - num_shared_tokens)
 
 
 def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
-    """Return the line of the Markdown table for a value of ``env.history``."""
+    """Time the update with and without the prefix tree. Return the table's line of ``history``."""
     workload, data = generate_rows(history, args)
-    section = workload.cfg.actor_rollout_ref
-    section.actor.optim.lr = 0.0  # every update does the same work
-    section.actor.optim.warmup_style = "constant"
+    worker_config = workload.cfg.actor_rollout_ref
+    worker_config.actor.optim.lr = 0.0  # every update does the same work
+    worker_config.actor.optim.warmup_style = "constant"
     with tempfile.TemporaryDirectory() as directory:
-        if args.scale > 1 and section.model.path:
-            section.model.path = save_larger_model(section.model.path, args.scale, directory)
-        worker = ActorWorker(section, device="cpu", num_threads=args.threads)
+        if args.scale > 1 and worker_config.model.path:
+            worker_config.model.path = save_larger_model(
+                worker_config.model.path, args.scale, directory
+            )
+        worker = ActorWorker(worker_config, device="cpu", num_threads=args.threads)
         worker.init_model()
     num_tokens = sum(Rows(data).lengths)
     modes: tuple[PrefixTree, ...] = (False, True)
-    scoring = {mode: PassCost(num_tokens) for mode in modes}
-    update = {mode: PassCost(num_tokens) for mode in modes}
+    scoring_costs = {mode: PassCost(num_tokens) for mode in modes}
+    update_costs = {mode: PassCost(num_tokens) for mode in modes}
     log_probs: dict[PrefixTree, torch.Tensor] = {}
-    ratios: dict[PrefixTree, float] = {}
+    token_ratios: dict[PrefixTree, float] = {}
 
     def score(mode: PrefixTree) -> None:
         log_probs[mode] = worker.compute_log_prob(data).batch["old_log_probs"]
 
     def train(mode: PrefixTree) -> None:
         metrics = worker.update_actor(data).meta_info["metrics"]
-        ratios[mode] = metrics["perf/tree_token_ratio"]
+        token_ratios[mode] = metrics["perf/tree_token_ratio"]
 
     for _ in range(args.repeats):
         for mode in modes:
             worker.train_engine.prefix_tree = mode
-            scoring[mode].time_call(lambda mode=mode: score(mode))
-            update[mode].time_call(lambda mode=mode: train(mode))
-    possible = compute_possible_token_ratio(data, worker)
-    cells = [history, f"{len(data):,}", f"{num_tokens:,}", f"{possible:.2f}", f"{ratios[True]:.2f}"]
-    for costs in (scoring, update):
-        plain, merged = costs[False], costs[True]
-        ratio = plain.cpu_s / merged.cpu_s
-        share = (1 - 1 / ratio) / (1 - 1 / possible)
-        walls = f"{plain.wall_s:.2f} / {merged.wall_s:.2f}"
+            scoring_costs[mode].time_call(lambda mode=mode: score(mode))
+            update_costs[mode].time_call(lambda mode=mode: train(mode))
+    possible_ratio = compute_possible_token_ratio(data, worker)
+    cells = [
+        history,
+        f"{len(data):,}",
+        f"{num_tokens:,}",
+        f"{possible_ratio:.2f}",
+        f"{token_ratios[True]:.2f}",
+    ]
+    for costs in (scoring_costs, update_costs):
+        cost_without_tree, cost_with_tree = costs[False], costs[True]
+        time_ratio = cost_without_tree.cpu_s / cost_with_tree.cpu_s
+        share_of_possible = (1 - 1 / time_ratio) / (1 - 1 / possible_ratio)
+        wall_seconds_text = f"{cost_without_tree.wall_s:.2f} / {cost_with_tree.wall_s:.2f}"
         cells += [
-            f"{walls}, {plain.cpu_s:.2f} / {merged.cpu_s:.2f}",
-            f"**{ratio:.2f}**, {share:.0%}",
+            f"{wall_seconds_text}, {cost_without_tree.cpu_s:.2f} / {cost_with_tree.cpu_s:.2f}",
+            f"**{time_ratio:.2f}**, {share_of_possible:.0%}",
         ]
     cells.append(f"{float((log_probs[True] - log_probs[False]).abs().max()):.0e}")
     return f"| {' | '.join(cells)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print a Markdown table."""
+    """Run the benchmark with the command-line options and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -28,7 +28,7 @@ from verl.record.run_dir import RunDirectory
 from verl.utils import jsonl
 
 ESTIMATORS = ("rlvcr", "grpo")
-PARTS = {
+STEP_PARTS = {
     "generation": ("timing_s/gen_engine",),
     "environments": ("timing_s/gen_env",),
     "alternatives after the episode": ("timing_s/alternatives",),
@@ -38,7 +38,7 @@ PARTS = {
     "update": ("timing_s/update_actor", "timing_s/update_critic"),
     "weights to the engines": ("timing_s/update_weights",),
 }
-COUNTS = {
+COUNT_METRICS = {
     "sampled tokens of turns, per trajectory": "rollout/tokens_per_episode",
     "sampled tokens of alternatives": "rlvcr/alternative_tokens",
     "steps with alternatives": "rlvcr/expanded_steps",
@@ -79,16 +79,17 @@ def run_main_ppo(name: str, run_dir: Path, arguments: Sequence[str]) -> list[dic
     Raises ``SystemExit`` with ``name`` and the end of the log if the run fails.
     """
     run_dir.mkdir(parents=True)
-    log = run_dir.with_suffix(".log")
+    log_path = run_dir.with_suffix(".log")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with log.open("wb") as out:
+    with log_path.open("wb") as log_file:
         status = subprocess.run(
-            command, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT
+            command, cwd=ROOT, env=environ, stdout=log_file, stderr=subprocess.STDOUT
         ).returncode
     if status:
         raise SystemExit(
-            f"{name} ended with exit status {status}; end of {log}:\n{log.read_text()[-3000:]}"
+            f"{name} ended with exit status {status}; "
+            f"end of {log_path}:\n{log_path.read_text()[-3000:]}"
         )
     return [
         line for line in jsonl.read(RunDirectory(run_dir).metrics_path) if "timing_s/step" in line
@@ -113,8 +114,10 @@ def run_alternating(
         # The order alternates between rounds: the second run profits from cached files.
         for name in names if round_index % 2 == 0 else reversed(names):
             run_dirs[name] = folder / f"{name}-{round_index}"
-            steps = run_main_ppo(name, run_dirs[name], build_run_arguments(name, run_dirs[name]))
-            measured[name] += steps[num_uncounted_steps:]
+            step_metrics = run_main_ppo(
+                name, run_dirs[name], build_run_arguments(name, run_dirs[name])
+            )
+            measured[name] += step_metrics[num_uncounted_steps:]
     return measured, run_dirs
 
 
@@ -147,9 +150,9 @@ def read_replies(path: Path) -> dict[tuple[str, int], str]:
     }
 
 
-def format_table(measured: dict[str, list[dict]]) -> str:
+def format_table(step_metrics_by_estimator: dict[str, list[dict]]) -> str:
     """Return the Markdown table: seconds of a training step and of its parts, and token counts."""
-    steps_by_column = [measured[estimator] for estimator in ESTIMATORS]
+    steps_by_estimator = [step_metrics_by_estimator[estimator] for estimator in ESTIMATORS]
     lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
 
     def add_line(name: str, values: Iterable[float], digits: int = 2) -> None:
@@ -157,21 +160,23 @@ def format_table(measured: dict[str, list[dict]]) -> str:
         ratio = f"{rlvcr_value / grpo_value:.2f}" if grpo_value > 0 else ""
         lines.append(f"| {name} | {rlvcr_value:,.{digits}f} | {grpo_value:,.{digits}f} | {ratio} |")
 
-    for name, metrics in PARTS.items():
-        add_line(name, (compute_median_sum(steps, *metrics) for steps in steps_by_column))
-    part_metrics = [metric for metrics in PARTS.values() for metric in metrics]
+    for name, metrics in STEP_PARTS.items():
+        add_line(name, (compute_median_sum(steps, *metrics) for steps in steps_by_estimator))
+    part_metrics = [metric for metrics in STEP_PARTS.values() for metric in metrics]
     other_seconds = [
         median(
             step["timing_s/step"] - sum(step.get(key, 0.0) for key in part_metrics)
             for step in steps
         )
-        for steps in steps_by_column
+        for steps in steps_by_estimator
     ]
     add_line("the rest", other_seconds)
-    whole_seconds = (compute_median_sum(steps, "timing_s/step") for steps in steps_by_column)
-    add_line("**whole step**", whole_seconds)
-    for name, key in COUNTS.items():
-        add_line(name, (compute_median_sum(steps, key) for steps in steps_by_column), digits=0)
+    whole_step_seconds = (
+        compute_median_sum(steps, "timing_s/step") for steps in steps_by_estimator
+    )
+    add_line("**whole step**", whole_step_seconds)
+    for name, key in COUNT_METRICS.items():
+        add_line(name, (compute_median_sum(steps, key) for steps in steps_by_estimator), digits=0)
     return "\n".join(lines)
 
 

@@ -50,8 +50,12 @@ DRIVER_LINK_GB_PER_S = 25.0  # a network link of 200 Gb/s
 DEVICE_LINK_GB_PER_S = 50.0  # a network link of 400 Gb/s for each device
 OPTIMIZER_STEPS = 4  # optimizer steps of a training step
 # The driver's cost is measured for a short and a long row, and for few and many ranks.
-SHORT_TRAJECTORY = driver.TrajectoryShape(turns=10, prompt=400, sampled=60, shown=60)
-LONG_TRAJECTORY = driver.TrajectoryShape(turns=40, prompt=400, sampled=60, shown=60)
+SHORT_TRAJECTORY = driver.TrajectoryShape(
+    turns=10, prompt=400, sampled_tokens=60, observation_tokens=60
+)
+LONG_TRAJECTORY = driver.TrajectoryShape(
+    turns=40, prompt=400, sampled_tokens=60, observation_tokens=60
+)
 MANY_RANKS = 128  # compared with ``driver.RANKS`` to measure the cost per rank
 
 
@@ -107,10 +111,10 @@ def fit_driver_model(rows: int) -> DriverModel:
     short_cost = driver.measure_driver_cost(rows, shape=SHORT_TRAJECTORY)
     long_cost = driver.measure_driver_cost(rows, shape=LONG_TRAJECTORY)
     many_ranks_cost = driver.measure_driver_cost(rows, MANY_RANKS, SHORT_TRAJECTORY)
-    tokens = LONG_TRAJECTORY.row_tokens - SHORT_TRAJECTORY.row_tokens
+    extra_row_tokens = LONG_TRAJECTORY.row_tokens - SHORT_TRAJECTORY.row_tokens
     # The minimum keeps the cost per row at 0 or more when the measurements are noisy.
     token_ms = min(
-        (long_cost.blocking_ms - short_cost.blocking_ms) / tokens,
+        (long_cost.blocking_ms - short_cost.blocking_ms) / extra_row_tokens,
         long_cost.blocking_ms / LONG_TRAJECTORY.row_tokens,
     )
     row_ms = long_cost.blocking_ms - token_ms * LONG_TRAJECTORY.row_tokens
@@ -118,8 +122,8 @@ def fit_driver_model(rows: int) -> DriverModel:
         (many_ranks_cost.blocking_ms - short_cost.blocking_ms) * rows / (MANY_RANKS - driver.RANKS)
     )
     num_tokens = rows * LONG_TRAJECTORY.row_tokens
-    parts = ("send", "answers", "update", driver.JOURNAL_PART)
-    moved_bytes = sum(long_cost.sent[part] for part in parts)
+    moved_data_parts = ("send", "answers", "update", driver.JOURNAL_PART)
+    moved_bytes = sum(long_cost.sent[part] for part in moved_data_parts)
     return DriverModel(
         row_ms / 1e3,
         token_ms / 1e3,
@@ -133,10 +137,13 @@ def fit_driver_model(rows: int) -> DriverModel:
 
 def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
     """Return the config ``RECIPE_NAME`` for other numbers of ranks and trajectories."""
-    nodes = max(1, ranks // DEVICES_PER_NODE)
-    group = balance.GROUP_SIZE
-    overrides = [f"trainer.nnodes={nodes}", f"data.train_batch_size={num_trajectories // group}"]
-    overrides += [f"actor_rollout_ref.rollout.n={group}", f"env.rollout.n={group}"]
+    num_nodes = max(1, ranks // DEVICES_PER_NODE)
+    group_size = balance.GROUP_SIZE
+    overrides = [
+        f"trainer.nnodes={num_nodes}",
+        f"data.train_batch_size={num_trajectories // group_size}",
+    ]
+    overrides += [f"actor_rollout_ref.rollout.n={group_size}", f"env.rollout.n={group_size}"]
     return load_config(RECIPE_NAME, overrides)
 
 
@@ -146,15 +153,17 @@ def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[flo
     Return the CPU seconds, the efficiency of the update, and the share of pairs of rank and
     mini-batch without a row.
     """
-    began = time.process_time()
+    start_cpu_s = time.process_time()
     for _ in range(2):
         partition_rows(rows.sizes, ranks)
     batches = make_mini_batches(rows.table, seed, num_steps=OPTIMIZER_STEPS)
     rows_by_rank = split_mini_batches(batches, rows.sizes, ranks)
-    cpu_seconds = time.process_time() - began
-    batch_by_row = {row: number for number, batch in enumerate(batches) for row in batch}
-    num_busy = sum(len({batch_by_row[row] for row in rank_rows}) for rank_rows in rows_by_rank)
-    idle_share = 1 - num_busy / (len(batches) * ranks)
+    cpu_seconds = time.process_time() - start_cpu_s
+    batch_by_row = {row: batch_index for batch_index, batch in enumerate(batches) for row in batch}
+    num_busy_pairs = sum(
+        len({batch_by_row[row] for row in rank_rows}) for rank_rows in rows_by_rank
+    )
+    idle_share = 1 - num_busy_pairs / (len(batches) * ranks)
     return cpu_seconds, balance.compute_efficiency(batches, rows_by_rank, rows.sizes), idle_share
 
 
@@ -164,11 +173,13 @@ def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
     Each of the two forward passes gathers the weights of the other ranks for every micro-batch. The
     update gathers them twice, forward and backward, and reduces gradients in float32.
     """
-    weights = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
-    gathered = weights * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
-    batches = max(1.0, tokens / count_micro_batch_tokens(cfg))
-    updates = max(OPTIMIZER_STEPS, batches)
-    bytes_per_device = 2 * batches * gathered + updates * (2 * gathered + weights * FLOAT32_BYTES)
+    num_weights = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
+    gathered_bytes = num_weights * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
+    num_micro_batches = max(1.0, tokens / count_micro_batch_tokens(cfg))
+    num_update_batches = max(OPTIMIZER_STEPS, num_micro_batches)
+    bytes_per_device = 2 * num_micro_batches * gathered_bytes + num_update_batches * (
+        2 * gathered_bytes + num_weights * FLOAT32_BYTES
+    )
     return bytes_per_device * (ranks - 1) / ranks
 
 
@@ -181,7 +192,7 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
     shard_s, efficiency, idle_share = measure_sharding(rows, ranks, seed)
     tokens = sum(rows.sizes)
     padded_tokens = num_trajectories * max(rows.sizes)
-    nodes = max(1, ranks // DEVICES_PER_NODE)
+    num_nodes = max(1, ranks // DEVICES_PER_NODE)
     stored_bytes = (
         tokens * model.received_bytes_per_token + padded_tokens * model.moved_bytes_per_token
     )
@@ -196,9 +207,9 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
         + ranks * model.seconds_per_rank,
         shard_s=shard_s,
         journal_s=tokens * model.journal_seconds_per_token,
-        collector_s=tokens * model.collector_seconds_per_token / (nodes * COLLECTORS_PER_NODE),
+        collector_s=tokens * model.collector_seconds_per_token / (num_nodes * COLLECTORS_PER_NODE),
         store_gb=stored_bytes / GIGA,
-        driver_link_s=stored_bytes * (nodes - 1) / nodes / GIGA / DRIVER_LINK_GB_PER_S,
+        driver_link_s=stored_bytes * (num_nodes - 1) / num_nodes / GIGA / DRIVER_LINK_GB_PER_S,
         device_link_gb=link_bytes / GIGA,
         device_link_s=link_bytes / GIGA / DEVICE_LINK_GB_PER_S,
         device_s=non_update_s + part_seconds["update"] / efficiency,

@@ -55,14 +55,14 @@ class PassCost:
 
     def time_call(self, run: Callable[[], object]) -> None:
         """Call ``run`` and keep its time if it is the fastest so far."""
-        wall_before = time.perf_counter()
-        cpu_before = time.process_time()
+        wall_start_s = time.perf_counter()
+        cpu_start_s = time.process_time()
         run()
         # Wait for the kernels, which run asynchronously: otherwise only their launch is measured.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        wall_s = time.perf_counter() - wall_before
-        cpu_s = time.process_time() - cpu_before
+        wall_s = time.perf_counter() - wall_start_s
+        cpu_s = time.process_time() - cpu_start_s
         # Keep the fastest repeat: other work on the machine can only add time.
         if wall_s < self.wall_s:
             self.wall_s = wall_s
@@ -111,41 +111,46 @@ def make_batch(context: int, args: argparse.Namespace) -> DataProto:
     Each turn has a span, its sampled action, and three branches: an alternative thought and the
     same action.
     """
-    draw = np.random.default_rng(context)
-    batch_rows = [_make_row(context, args, draw) for _ in range(args.rows)]
+    rng = np.random.default_rng(context)
+    batch_rows = [_make_row(context, args, rng) for _ in range(args.rows)]
     rows = [(batch_row.ids, batch_row.mask) for batch_row in batch_rows]
     spans = [batch_row.spans for batch_row in batch_rows]
     return pack_rows(rows, spans, [batch_row.branches for batch_row in batch_rows])
 
 
-def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator) -> _BatchRow:
+def _make_row(context: int, args: argparse.Namespace, rng: np.random.Generator) -> _BatchRow:
     def draw_length(mean: int) -> int:
-        return int(draw.integers(mean // 2, mean * 3 // 2 + 1))
+        return int(rng.integers(mean // 2, mean * 3 // 2 + 1))
 
     batch_row = _BatchRow(
-        draw.integers(10, VOCABULARY_SIZE, 2 * context + 512), [0] * PROMPT_TOKENS, [], []
+        rng.integers(10, VOCABULARY_SIZE, 2 * context + 512), [0] * PROMPT_TOKENS, [], []
     )
     while len(batch_row.mask) < context:
-        start = len(batch_row.mask)
+        turn_start = len(batch_row.mask)
         thought_length = draw_length(args.thought)
         action_length = draw_length(args.action)
-        action_start = start + TAG_TOKENS + thought_length + CLOSING_TOKENS
-        end = action_start + action_length + 1  # the end-of-turn token is scored with the action
-        step = len(batch_row.spans)
-        batch_row.spans.append(SpanRequest(action_start, end, step=step, label=1))
+        action_start = turn_start + TAG_TOKENS + thought_length + CLOSING_TOKENS
+        # The end-of-turn token is scored with the action.
+        turn_end = action_start + action_length + 1
+        turn_index = len(batch_row.spans)
+        batch_row.spans.append(SpanRequest(action_start, turn_end, step=turn_index, label=1))
         for level in (2, 3, 4):
-            prefix_length = (
-                TAG_TOKENS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING_TOKENS
-            )
-            tokens = (
-                draw.integers(10, VOCABULARY_SIZE, prefix_length).tolist()
-                + batch_row.ids[action_start:end].tolist()
+            prefix_length = TAG_TOKENS + int(rng.integers(0, 2 * args.thought + 1)) + CLOSING_TOKENS
+            branch_tokens = (
+                rng.integers(10, VOCABULARY_SIZE, prefix_length).tolist()
+                + batch_row.ids[action_start:turn_end].tolist()
             )
             batch_row.branches.append(
-                BranchRequest(start, tokens, target_start=prefix_length, step=step, label=level)
+                BranchRequest(
+                    turn_start,
+                    branch_tokens,
+                    target_start=prefix_length,
+                    step=turn_index,
+                    label=level,
+                )
             )
         observation_length = draw_length(args.observation)
-        batch_row.mask += [1] * (end - start) + [0] * observation_length
+        batch_row.mask += [1] * (turn_end - turn_start) + [0] * observation_length
     batch_row.ids = batch_row.ids[: len(batch_row.mask)]
     return batch_row
 
@@ -160,10 +165,10 @@ def pack_rows(
     ids = torch.zeros(len(rows), width + 1, dtype=torch.long)
     attention = torch.zeros(len(rows), width + 1, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.long)
-    for row, (tokens, sampled) in enumerate(rows):
+    for row, (tokens, sampled_mask) in enumerate(rows):
         ids[row, : len(tokens)] = torch.as_tensor(tokens)
         attention[row, : len(tokens)] = 1
-        mask[row, : len(tokens) - 1] = torch.as_tensor(sampled[1:])
+        mask[row, : len(tokens) - 1] = torch.as_tensor(sampled_mask[1:])
     tensors = {
         "input_ids": ids,
         "attention_mask": attention,
@@ -187,10 +192,10 @@ def make_naive_batch(data: DataProto) -> DataProto:
         for branch in row_branches:
             sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
             row_sequences.append((branch, sequence, branch.start + branch.target_start))
-        for scored, sequence, target_index in row_sequences:
+        for request, sequence, target_index in row_sequences:
             rows.append((sequence, [0] * len(sequence)))
             spans.append(
-                [SpanRequest(target_index, len(sequence), step=scored.step, label=scored.label)]
+                [SpanRequest(target_index, len(sequence), step=request.step, label=request.label)]
             )
     return pack_rows(rows, spans)
 
@@ -254,18 +259,22 @@ def format_table_row(
     context: int, data: DataProto, costs: dict[str, PassCost], difference: float
 ) -> str:
     """Return one line of the Markdown table."""
-    old, shared, naive = costs["old"], costs["shared"], costs["naive"]
-    steps = sum(len(row) for row in data.non_tensor_batch["spans"])
-    per_token = (shared.wall_s / shared.tokens) / (old.wall_s / old.tokens)
+    old_cost, shared_cost, naive_cost = costs["old"], costs["shared"], costs["naive"]
+    num_turns = sum(len(row) for row in data.non_tensor_batch["spans"])
+    token_time_ratio = (shared_cost.wall_s / shared_cost.tokens) / (
+        old_cost.wall_s / old_cost.tokens
+    )
     cells = [
         str(context),
-        f"{steps} in {len(data)} rows",
+        f"{num_turns} in {len(data)} rows",
         " / ".join(f"{cost.tokens:,}" for cost in costs.values()),
         " / ".join(f"{cost.wall_s:.2f}" for cost in costs.values()),
         " / ".join(f"{cost.cpu_s:.2f}" for cost in costs.values()),
-        f"{naive.tokens / shared.tokens:.1f}, {naive.wall_s / shared.wall_s:.1f}, "
-        f"{naive.cpu_s / shared.cpu_s:.1f}",
-        f"{shared.tokens / old.tokens:.2f}, {shared.wall_s / old.wall_s:.2f}, **{per_token:.2f}**",
+        f"{naive_cost.tokens / shared_cost.tokens:.1f}, "
+        f"{naive_cost.wall_s / shared_cost.wall_s:.1f}, "
+        f"{naive_cost.cpu_s / shared_cost.cpu_s:.1f}",
+        f"{shared_cost.tokens / old_cost.tokens:.2f}, "
+        f"{shared_cost.wall_s / old_cost.wall_s:.2f}, **{token_time_ratio:.2f}**",
         f"{difference:.0e}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -294,9 +303,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     engine = make_engine(args)
-    size = sum(parameter.numel() for parameter in engine.module.parameters())
+    num_parameters = sum(parameter.numel() for parameter in engine.module.parameters())
     setup_label = f"{args.dtype} on {engine.device}, {args.threads} threads"
-    print(f"{size / 1e6:.1f} million parameters, {setup_label}\n\n{HEADER}")
+    print(f"{num_parameters / 1e6:.1f} million parameters, {setup_label}\n\n{HEADER}")
     for context in args.contexts:
         print(format_table_row(context, *measure_passes(engine, context, args)), flush=True)
 

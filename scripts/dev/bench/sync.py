@@ -77,17 +77,19 @@ def measure_median_s(repeats: int, call: Callable[[int], object]) -> float:
     """Return the median seconds of ``call(1)`` to ``call(repeats)``. ``call(0)`` is a warm-up."""
     seconds = []
     for call_index in range(repeats + 1):
-        began = time.perf_counter()
+        start_time_s = time.perf_counter()
         call(call_index)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start_time_s)
     return statistics.median(seconds[1:])
 
 
 def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> SyncCost:
     """Measure the sync of about ``gib`` GiB of weights from the training rank to the engine."""
-    layers = max(1, round(gib * GIB / (LAYER_WEIGHTS * BYTES_PER_WEIGHT[dtype])))
-    policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN_SIZE, layers=layers)
-    run_dir = scratch / f"run-{engine}-{layers}"
+    num_layers = max(1, round(gib * GIB / (LAYER_WEIGHTS * BYTES_PER_WEIGHT[dtype])))
+    policy = make_tiny_policy(
+        scratch / f"policy-{num_layers}", hidden=HIDDEN_SIZE, layers=num_layers
+    )
+    run_dir = scratch / f"run-{engine}-{num_layers}"
     with open_run(
         load_config("ppo_trainer", build_overrides(policy, run_dir, engine, dtype))
     ) as run:
@@ -123,8 +125,10 @@ def format_table(costs: Sequence[SyncCost]) -> str:
     ]
     for cost in costs:
         gib = cost.num_bytes / GIB
-        each = " | ".join(f"{s / gib:.2f}" for s in (cost.sync_s, cost.export_s, cost.copy_s))
-        lines.append(f"| {gib:.2f} | {each} | {cost.sync_s / cost.copy_s:.1f} |")
+        cost_cells = " | ".join(
+            f"{seconds / gib:.2f}" for seconds in (cost.sync_s, cost.export_s, cost.copy_s)
+        )
+        lines.append(f"| {gib:.2f} | {cost_cells} | {cost.sync_s / cost.copy_s:.1f} |")
     return "\n".join(lines)
 
 

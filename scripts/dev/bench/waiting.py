@@ -27,23 +27,23 @@ class WaitingEnv:
     placement = "inline"
 
     def __init__(self, settings: EnvSettings) -> None:  # noqa: ARG002  of EnvPackage.make
-        self._remaining = 0
-        self._history = [""]
+        self._remaining_steps = 0
+        self._task_and_actions = [""]
 
     def reset(self, task: Task, seed: int) -> Observation:  # noqa: ARG002  of Env
         """Begin ``task``. ``seed`` has no effect."""
-        self._remaining = task["steps"]
-        self._history = [task["task_id"]]
+        self._remaining_steps = task["steps"]
+        self._task_and_actions = [task["task_id"]]
         return self._make_observation()
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Wait, and subtract 1 from the number of remaining steps of the episode."""
-        self._history.append(action)
-        uniform_draw = random.Random("/".join(self._history)).random()
+        self._task_and_actions.append(action)
+        uniform_draw = random.Random("/".join(self._task_and_actions)).random()
         # Log-uniform: 10 to 100 ms is as likely as 100 ms to 1 s.
         await asyncio.sleep(MIN_STEP_S * math.exp(uniform_draw * math.log(MAX_STEP_S / MIN_STEP_S)))
-        self._remaining -= 1
-        is_success = self._remaining == 0
+        self._remaining_steps -= 1
+        is_success = self._remaining_steps == 0
         return (
             self._make_observation(),
             float(is_success),
@@ -55,19 +55,19 @@ class WaitingEnv:
         """Do nothing: there are no resources to free."""
 
     def _make_observation(self) -> Observation:
-        return Observation(f"You are at {self._remaining}. The target is 0.")
+        return Observation(f"You are at {self._remaining_steps}. The target is 0.")
 
 
 def make_tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
     """Return 200 tasks with random numbers of env steps, the same in every process."""
-    names = [f"waiting/{split}/{task_index}" for task_index in range(200)]
+    task_ids = [f"waiting/{split}/{task_index}" for task_index in range(200)]
     return [
         {
-            "task_id": name,
+            "task_id": task_id,
             "data_source": "waiting",
-            "steps": random.Random(name).randint(*STEPS_RANGE),
+            "steps": random.Random(task_id).randint(*STEPS_RANGE),
         }
-        for name in names
+        for task_id in task_ids
     ]
 
 

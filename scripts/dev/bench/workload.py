@@ -1,4 +1,4 @@
-"""Inputs with which the benches generate trajectories: config, engine and rollout specs."""
+"""Inputs with which the benchmarks generate trajectories: config, engine and rollout specs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

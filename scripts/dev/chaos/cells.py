@@ -61,7 +61,7 @@ LATE_START_METHODS = {
     COLLECTOR: (COLLECTOR, POOL_CLASS, "start"),
     ENVIRONMENT: (ENVIRONMENT, LINE_ENV_CLASS, "__init__"),
 }
-MEMORY_METHODS = {
+OUT_OF_MEMORY_METHODS = {
     (ENGINE, START): (ENGINE, ENGINE_CLASS, "__init__"),
     (ENGINE, UPDATE): (ENGINE, ENGINE_CLASS, "update_weights"),
     (ENVIRONMENT, ROLLOUT): (ENVIRONMENT, LINE_ENV_CLASS, "step"),
@@ -99,8 +99,8 @@ class Cell:
 
     def get_injection_point(self) -> tuple[str, str, str]:
         """Return process role, class and method in which the fault happens."""
-        if self.fault == OUT_OF_MEMORY and (self.part, self.stage) in MEMORY_METHODS:
-            return MEMORY_METHODS[self.part, self.stage]
+        if self.fault == OUT_OF_MEMORY and (self.part, self.stage) in OUT_OF_MEMORY_METHODS:
+            return OUT_OF_MEMORY_METHODS[self.part, self.stage]
         if self.stage == START and self.part in LATE_START_METHODS:
             return LATE_START_METHODS[self.part]
         return STAGE_METHODS[self.stage]

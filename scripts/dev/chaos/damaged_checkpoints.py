@@ -16,34 +16,34 @@ from verl.utils.checkpoint import CheckpointManager
 STEPS = (1, 2, 3)  # training steps with a checkpoint
 
 
-def truncate_file(file: Path, draw: random.Random) -> dict[Path, bytes]:
+def truncate_file(file: Path, rng: random.Random) -> dict[Path, bytes]:
     """Truncate ``file`` at a random position."""
     original = file.read_bytes()
-    file.write_bytes(original[: draw.randrange(len(original))])
+    file.write_bytes(original[: rng.randrange(len(original))])
     return {file: original}
 
 
-def flip_byte(file: Path, draw: random.Random) -> dict[Path, bytes]:
+def flip_byte(file: Path, rng: random.Random) -> dict[Path, bytes]:
     """Change one random byte of ``file``."""
     original = file.read_bytes()
-    changed = bytearray(original)
-    changed[draw.randrange(len(original))] ^= draw.randrange(1, 256)
-    file.write_bytes(changed)
+    changed_content = bytearray(original)
+    changed_content[rng.randrange(len(original))] ^= rng.randrange(1, 256)
+    file.write_bytes(changed_content)
     return {file: original}
 
 
-def delete_file(file: Path, _draw: random.Random) -> dict[Path, bytes]:
+def delete_file(file: Path, _rng: random.Random) -> dict[Path, bytes]:
     """Delete ``file``."""
     original = file.read_bytes()
     file.unlink()
     return {file: original}
 
 
-def swap_files(file: Path, draw: random.Random) -> dict[Path, bytes]:
+def swap_files(file: Path, rng: random.Random) -> dict[Path, bytes]:
     """Swap the content of ``file`` with that of a different file of its checkpoint."""
     root = next(parent for parent in file.parents if parent.name.startswith("global_step_"))
     original = file.read_bytes()
-    other_file = draw.choice([path for path in list_files(root) if path.read_bytes() != original])
+    other_file = rng.choice([path for path in list_files(root) if path.read_bytes() != original])
     original_contents = {file: original, other_file: other_file.read_bytes()}
     file.write_bytes(original_contents[other_file])
     other_file.write_bytes(original)
@@ -85,7 +85,7 @@ def save_checkpoints(root: Path) -> CheckpointManager:
 
 
 def damage_and_load(
-    manager: CheckpointManager, number: int, draw: random.Random
+    manager: CheckpointManager, damage_index: int, rng: random.Random
 ) -> tuple[str, str | None]:
     """Damage the newest checkpoint, and every third time also the second newest.
 
@@ -93,21 +93,23 @@ def damage_and_load(
     checkpoint was loaded. The files are restored afterwards.
     """
     newest_first = sorted(STEPS, reverse=True)
-    damaged_steps = newest_first[: 2 if number % 3 == 2 else 1]
-    fault = list(DAMAGE_FUNCTIONS)[number % len(DAMAGE_FUNCTIONS)]
+    damaged_steps = newest_first[: 2 if damage_index % 3 == 2 else 1]
+    fault = list(DAMAGE_FUNCTIONS)[damage_index % len(DAMAGE_FUNCTIONS)]
     original_contents: dict[Path, bytes] = {}
     for step in damaged_steps:
-        file = draw.choice(list_files(manager.find_checkpoints()[step]))
-        original_contents |= DAMAGE_FUNCTIONS[fault](file, draw)
+        file = rng.choice(list_files(manager.find_checkpoints()[step]))
+        original_contents |= DAMAGE_FUNCTIONS[fault](file, rng)
     loaded_path = manager.find_latest_valid()
-    expected = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
-    loaded = manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
+    expected_path = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
+    loaded_step = (
+        manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
+    )
     for path, data in original_contents.items():
         path.write_bytes(data)
-    if loaded_path == expected:
+    if loaded_path == expected_path:
         return fault, None
     damaged_paths = ", ".join(str(path.relative_to(manager.root)) for path in original_contents)
-    return fault, f"{fault} {damaged_paths}: step {loaded} was loaded"
+    return fault, f"{fault} {damaged_paths}: step {loaded_step} was loaded"
 
 
 def run(count: int, seed: int) -> int:

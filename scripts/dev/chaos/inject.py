@@ -107,11 +107,11 @@ def patch_method(import_path: str, method: str, action: Callable[[], object]) ->
     module, name = import_path.split(":")
     patched_class: Any = getattr(importlib.import_module(module), name)
     original_method = getattr(patched_class, method)
-    is_due = _make_fault_condition(get_role())
+    is_fault_due = _make_fault_condition(get_role())
 
     @functools.wraps(original_method)
     def call_with_fault(*args: Any, **kwargs: Any) -> Any:
-        if is_due():
+        if is_fault_due():
             action()
         return original_method(*args, **kwargs)
 
@@ -144,12 +144,12 @@ def create_marker_at_last_evaluation() -> None:
     """Patch the driver to create a marker file when the last evaluation begins."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
-    validate = RayPPOTrainer.validate
+    original_validate = RayPPOTrainer.validate
 
     def mark_and_validate(self: RayPPOTrainer[Any]) -> Any:
         if self.global_step >= self.total_steps:
             LAST_EVALUATION_MARKER.touch()
-        return validate(self)
+        return original_validate(self)
 
     RayPPOTrainer.validate = mark_and_validate
 

@@ -27,7 +27,7 @@ from verl.utils import jsonl
 from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
-RESULTS = RESULTS_DIR / "kills.json"
+RESULTS_PATH = RESULTS_DIR / "kills.json"
 NUM_STEPS = 6  # training steps of a run
 READY_LINE = re.compile(r"ready after ([\d.]+) s")
 RUN_TIMEOUT_S = 1800.0  # deadline of a run, long enough for a busy machine
@@ -106,22 +106,22 @@ def run(count: int, seed: int) -> int:
     A round ends when its run completes. The next kill then starts a new round.
     """
     folder = FOLDER / "kills"
-    reference = folder / "reference"
-    if not _is_complete(reference):
+    reference_dir = folder / "reference"
+    if not _is_complete(reference_dir):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        start(build_overrides(reference), folder / "reference.txt").finish(RUN_TIMEOUT_S)
-    record = KillRecord.read(RESULTS)
+        start(build_overrides(reference_dir), folder / "reference.txt").finish(RUN_TIMEOUT_S)
+    record = KillRecord.read(RESULTS_PATH)
     while len(record.kills) < count:
         run_dir = folder / f"round-{len(record.rounds)}"
-        draw = random.Random(f"{seed}/{len(record.kills)}/{len(record.rounds)}")
-        kill = draw_kill(len(record.kills), reference, draw)
+        rng = random.Random(f"{seed}/{len(record.kills)}/{len(record.rounds)}")
+        kill = draw_kill(len(record.kills), reference_dir, rng)
         if run_and_kill(kill, run_dir):
-            record.rounds.append(list(find_differences(reference, run_dir)))
+            record.rounds.append(list(find_differences(reference_dir, run_dir)))
             shutil.rmtree(run_dir)
         else:
             record.kills.append(kill)
-        record.write(RESULTS)
+        record.write(RESULTS_PATH)
     sys.stdout.write(format_summary(record))
     return int(bool(record.list_problems()))
 
@@ -136,11 +136,11 @@ def build_overrides(run_dir: Path) -> list[str]:
     ]
 
 
-def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
-    """Draw a kill at a random moment, by the durations of start-up and steps of ``reference``."""
+def draw_kill(number: int, reference_dir: Path, draw: random.Random) -> Kill:
+    """Draw a kill at a random moment, by the durations in the reference run."""
     is_early = draw.random() < EARLY_SHARE
-    ready_match = READY_LINE.search(reference.with_suffix(".txt").read_text())
-    step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))
+    ready_match = READY_LINE.search(reference_dir.with_suffix(".txt").read_text())
+    step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference_dir))
     max_delay_s = float(ready_match[1]) if is_early and ready_match else step_s
     after_s = round(draw.uniform(0.0, max_delay_s), 2)
     num_new_steps = 0 if is_early else draw.randrange(MAX_FURTHER_STEPS)
@@ -149,9 +149,9 @@ def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
 
 def run_and_kill(kill: Kill, run_dir: Path) -> bool:
     """Start the run in ``run_dir`` and kill it. Return True if it completed before the kill."""
-    log = run_dir.with_suffix(".txt")
-    log.unlink(missing_ok=True)
-    job = start(build_overrides(run_dir), log)
+    log_path = run_dir.with_suffix(".txt")
+    log_path.unlink(missing_ok=True)
+    job = start(build_overrides(run_dir), log_path)
     try:
         if _wait_for_kill_moment(kill, job, run_dir):
             return True
@@ -219,26 +219,28 @@ def _is_complete(run_dir: Path) -> bool:
     return (run_dir / "checkpoints" / f"global_step_{NUM_STEPS}").is_dir()
 
 
-def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
-    """Yield the differences of the finished run in ``run_dir`` from ``reference``."""
-    expected, records = _read_records(reference), _read_records(run_dir)
-    if [record["step"] for record in records] != [record["step"] for record in expected]:
+def find_differences(reference_dir: Path, run_dir: Path) -> Iterator[str]:
+    """Yield the differences of the run in ``run_dir`` from that in ``reference_dir``."""
+    reference_records, records = _read_records(reference_dir), _read_records(run_dir)
+    if [record["step"] for record in records] != [record["step"] for record in reference_records]:
         yield f"steps {[record['step'] for record in records]}"
         return
-    for expected_record, record in zip(expected, records, strict=True):
+    for expected_record, record in zip(reference_records, records, strict=True):
         changed_items = _get_items_without_times(expected_record) ^ _get_items_without_times(record)
-        names = {name for name, _ in changed_items}
-        if names:
-            yield f"step {record['step']} differs in {', '.join(sorted(names))}"
-    old_files, new_files = (
+        changed_metric_names = {name for name, _ in changed_items}
+        if changed_metric_names:
+            yield f"step {record['step']} differs in {', '.join(sorted(changed_metric_names))}"
+    reference_contents, run_contents = (
         read_checkpoint_contents(folder / f"checkpoints/global_step_{NUM_STEPS}")
-        for folder in (reference, run_dir)
+        for folder in (reference_dir, run_dir)
     )
-    changed_names = sorted(
-        name for name in {*old_files, *new_files} if old_files.get(name) != new_files.get(name)
+    changed_file_names = sorted(
+        name
+        for name in {*reference_contents, *run_contents}
+        if reference_contents.get(name) != run_contents.get(name)
     )
-    if changed_names:
-        yield f"the last checkpoint differs in {', '.join(changed_names)}"
+    if changed_file_names:
+        yield f"the last checkpoint differs in {', '.join(changed_file_names)}"
 
 
 def _get_items_without_times(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
@@ -272,17 +274,17 @@ def format_summary(record: KillRecord) -> str:
     kills = record.kills
     num_whole_kills = sum(kill.kills_all_processes for kill in kills)
     num_early_kills = sum(kill.early for kill in kills)
-    seconds = [kill.next_s for kill in kills if kill.next_s is not None]
+    next_step_seconds = [kill.next_s for kill in kills if kill.next_s is not None]
     lines = [
         f"{len(kills)} kills ({num_whole_kills} of the whole tree, "
         f"{len(kills) - num_whole_kills} of the driver; "
         f"{num_early_kills} before the run was ready), {len(record.rounds)} completed runs",
         *record.list_problems(),
     ]
-    if seconds:
+    if next_step_seconds:
         lines.append(
-            f"from readiness to the next step, {len(seconds)} times: median "
-            f"{statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s"
+            f"from readiness to the next step, {len(next_step_seconds)} times: median "
+            f"{statistics.median(next_step_seconds):.1f} s, longest {max(next_step_seconds):.1f} s"
         )
     lines.append(f"{len(record.list_problems())} problems")
     return "\n".join(lines) + "\n"

@@ -76,7 +76,10 @@ class CellResult:
 
 @dataclass
 class JobAfterFault:
-    """Job after the fault."""
+    """Outcome of a job into which a fault was injected.
+
+    ``status`` is the exit status, or None if the job did not end in time.
+    """
 
     cell: Cell
     run_dir: Path
@@ -120,29 +123,33 @@ def _inject_and_wait(
             cell.cell_key, problem, error_line=job.read_log_end()[-MAX_LOG_CHARACTERS:]
         )
     if cell.fault != OUT_OF_MEMORY:
-        targets = (
+        target_processes = (
             [find_process(cell.part, job)]
             if raylet is None
             else [raylet, *raylet.children(recursive=True)]
         )
-        for target_process in targets:
+        for target_process in target_processes:
             with suppress(psutil.NoSuchProcess):
                 target_process.send_signal(SIGNALS[cell.fault])
         injected_marker.touch()
-    began = time.monotonic()
+    start_time_s = time.monotonic()
     try:
         status = job.process.wait(EXIT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         status = None
-    seconds = round(time.monotonic() - began, 1)
+    seconds = round(time.monotonic() - start_time_s, 1)
     # Exclude Ray's own processes, which may run for a minute after their driver was killed.
     remaining_processes = job.left_over(CLEANUP_TIMEOUT_S, apart_from=AGENTS)
     # Remove the path of the folder, which contains the name of the part: a path in the log must not
     # count as an error that names the part.
     log_text = job.log.read_text(errors="replace").replace(str(folder), "")
-    ended = JobAfterFault(cell, folder / "run", log_text, status, remaining_processes)
+    job_after_fault = JobAfterFault(cell, folder / "run", log_text, status, remaining_processes)
     return CellResult(
-        cell.cell_key, compute_verdict(ended), seconds, status or 0, find_error_line(ended)
+        cell.cell_key,
+        compute_verdict(job_after_fault),
+        seconds,
+        status or 0,
+        find_error_line(job_after_fault),
     )
 
 
@@ -156,36 +163,47 @@ def find_process(part: str, job: Job) -> psutil.Process:
     raise LookupError(f"the job has no process of the part {part!r}")
 
 
-def compute_verdict(ended: JobAfterFault) -> str:
+def compute_verdict(job_after_fault: JobAfterFault) -> str:
     """Return the verdict about a job after its fault, as ``CellResult`` describes it."""
-    problems = list(_find_problems(ended))
+    problems = list(_find_problems(job_after_fault))
     if problems:
         return f"{WRONG}: {'; '.join(problems)}"
-    return "ends" if ended.status else "continues"
+    return "ends" if job_after_fault.status else "continues"
 
 
-def _find_problems(ended: JobAfterFault) -> Iterator[str]:
-    if ended.status is None:
+def _find_problems(job_after_fault: JobAfterFault) -> Iterator[str]:
+    if job_after_fault.status is None:
         yield f"it did not end within {EXIT_TIMEOUT_S:g} s"
-    if ended.remaining_processes:
-        yield f"left: {', '.join(ended.remaining_processes)}"
-    valid_steps, invalid_steps = _verify_checkpoints(ended.run_dir)
+    if job_after_fault.remaining_processes:
+        yield f"left: {', '.join(job_after_fault.remaining_processes)}"
+    valid_steps, invalid_steps = _verify_checkpoints(job_after_fault.run_dir)
     if invalid_steps:
         yield f"invalid checkpoints have a final name: {invalid_steps}"
-    if ended.status == 0:
-        steps = [record["step"] for record in jsonl.read(ended.run_dir / "metrics.jsonl")]
+    if job_after_fault.status == 0:
+        steps = [record["step"] for record in jsonl.read(job_after_fault.run_dir / "metrics.jsonl")]
         if steps != list(range(1, NUM_STEPS + 1)) or NUM_STEPS not in valid_steps:
             yield f"exit status 0 after steps {steps} and checkpoints {valid_steps}"
         for step in steps:
-            count = _count_complete_trajectories(ended.run_dir / "rollouts" / f"{step}.jsonl")
-            if count != TRAJECTORIES_PER_STEP:
+            num_trajectories = _count_complete_trajectories(
+                job_after_fault.run_dir / "rollouts" / f"{step}.jsonl"
+            )
+            if num_trajectories != TRAJECTORIES_PER_STEP:
                 yield (
-                    f"step {step} was trained on {count} trajectories, not {TRAJECTORIES_PER_STEP}"
+                    f"step {step} was trained on {num_trajectories} trajectories, "
+                    f"not {TRAJECTORIES_PER_STEP}"
                 )
-    elif valid_steps and ended.cell.stage == SAVE and ended.cell.part in CHECKPOINT_WRITERS:
+    elif (
+        valid_steps
+        and job_after_fault.cell.stage == SAVE
+        and job_after_fault.cell.part in CHECKPOINT_WRITERS
+    ):
         yield f"the save with the fault left complete checkpoints: {valid_steps}"
     # A killed driver cannot log an error, so its exit status is accepted instead.
-    if ended.status and not find_error_line(ended) and ended.status != -signal.SIGKILL:
+    if (
+        job_after_fault.status
+        and not find_error_line(job_after_fault)
+        and job_after_fault.status != -signal.SIGKILL
+    ):
         yield "no error line names the part"
 
 
@@ -207,10 +225,10 @@ def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
     return valid_steps, invalid_steps
 
 
-def find_error_line(ended: JobAfterFault) -> str:
+def find_error_line(job_after_fault: JobAfterFault) -> str:
     """Return the last log line that reports a failure of the part with the fault, or ""."""
-    name = re.compile(NAME_PATTERNS[ended.cell.part])
-    for line in reversed(ended.log_text.splitlines()):
-        if name.search(line) and FAILURE_WORDS.search(line):
+    part_name_pattern = re.compile(NAME_PATTERNS[job_after_fault.cell.part])
+    for line in reversed(job_after_fault.log_text.splitlines()):
+        if part_name_pattern.search(line) and FAILURE_WORDS.search(line):
             return line.strip()
     return ""

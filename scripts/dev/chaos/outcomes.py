@@ -56,11 +56,13 @@ def _format_cell(cell: Cell, results: Mapping[str, CellResult]) -> str:
 
 def write_page(results: Mapping[str, CellResult], page: Path = RELIABILITY_PAGE) -> None:
     """Write the fault matrix into the Markdown file ``page``, between two marker lines."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(TABLE_BEGIN)
-    _, end, after = rest.partition(TABLE_END)
-    if not begin or not end:
+    text_before, begin_marker, text_after_begin = page.read_text(encoding="utf-8").partition(
+        TABLE_BEGIN
+    )
+    _, end_marker, text_after = text_after_begin.partition(TABLE_END)
+    if not begin_marker or not end_marker:
         raise ValueError(
             f"{page} has no lines {TABLE_BEGIN!r} and {TABLE_END!r}; add them around the table"
         )
     with atomic_write(page) as file:
-        file.write(f"{before}{begin}{format_table(results)}{end}{after}")
+        file.write(f"{text_before}{begin_marker}{format_table(results)}{end_marker}{text_after}")

@@ -32,8 +32,8 @@ def run_two_nodes(environ: Mapping[str, str]) -> Iterator[TwoNodeCluster]:
 
     ``environ``: environment variables of the processes of the cluster.
     """
-    variables = {LOOPBACK_VARIABLE: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
-    with patch.dict(os.environ, variables), _start_cluster() as cluster:
+    env_variables = {LOOPBACK_VARIABLE: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    with patch.dict(os.environ, env_variables), _start_cluster() as cluster:
         yield cluster
 
 
@@ -41,8 +41,8 @@ def run_two_nodes(environ: Mapping[str, str]) -> Iterator[TwoNodeCluster]:
 def _start_cluster() -> Iterator[TwoNodeCluster]:
     from ray.cluster_utils import Cluster  # reads LOOPBACK_VARIABLE when it is imported
 
-    head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    head_node_args: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head_node_args)
     try:
         node = cluster.add_node(num_cpus=NUM_CPUS)
         cluster.wait_for_nodes()

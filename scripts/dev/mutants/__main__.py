@@ -67,11 +67,12 @@ def _print_outdated_accepted_mutants() -> int:
 
 
 def _refuse_unknown_modules(chosen_modules: Sequence[str]) -> None:
-    known = {_relative_path(path) for target in TARGETS for path in target.list_modules()}
-    unknown = sorted(set(chosen_modules) - known)
-    if unknown:
+    known_modules = {_relative_path(path) for target in TARGETS for path in target.list_modules()}
+    unknown_modules = sorted(set(chosen_modules) - known_modules)
+    if unknown_modules:
         raise SystemExit(
-            f"modules {', '.join(unknown)} are not in targets.py; known: {', '.join(sorted(known))}"
+            f"modules {', '.join(unknown_modules)} are not in targets.py; "
+            f"known: {', '.join(sorted(known_modules))}"
         )
 
 
@@ -83,55 +84,59 @@ def _run_target(
     target: Target, chosen_modules: Sequence[str], results: Results, args: argparse.Namespace
 ) -> list[ModuleRow]:
     """Run the mutants of ``target`` that have no valid result. Return a table row per module."""
-    files = [
+    module_files = [
         path
         for path in target.list_modules()
         if not chosen_modules or _relative_path(path) in chosen_modules
     ]
-    if not files:
+    if not module_files:
         return []
-    mutants = {_relative_path(path): make_mutants(path, ROOT) for path in files}
-    all_mutants = [mutant for module_mutants in mutants.values() for mutant in module_mutants]
+    mutants_by_module = {_relative_path(path): make_mutants(path, ROOT) for path in module_files}
+    all_mutants = [
+        mutant for module_mutants in mutants_by_module.values() for mutant in module_mutants
+    ]
     tests_hash = outcomes.hash_tests(target)
-    pending = all_mutants if args.fresh else results.select_pending(all_mutants, tests_hash)
-    if pending and not args.report:
-        _log_line(f"{target.name}: {len(pending)} of {len(all_mutants)} mutants to run")
-        _run_mutants(target, pending, _Progress(results, pending, tests_hash), args.workers)
+    pending_mutants = all_mutants if args.fresh else results.select_pending(all_mutants, tests_hash)
+    if pending_mutants and not args.report:
+        _log_line(f"{target.name}: {len(pending_mutants)} of {len(all_mutants)} mutants to run")
+        _run_mutants(
+            target, pending_mutants, _Progress(results, pending_mutants, tests_hash), args.workers
+        )
         # Read the results again: child processes wrote most of them.
         results = Results()
     return [
         outcomes.count_outcomes(module, module_mutants, results)
-        for module, module_mutants in mutants.items()
+        for module, module_mutants in mutants_by_module.items()
     ]
 
 
 def _run_mutants(
-    target: Target, pending: list[Mutant], progress: "_Progress", workers: int
+    target: Target, pending_mutants: list[Mutant], progress: "_Progress", num_workers: int
 ) -> None:
-    import_mutants = [mutant for mutant in pending if mutant.at_import]
-    function_mutants = [mutant for mutant in pending if not mutant.at_import]
+    import_mutants = [mutant for mutant in pending_mutants if mutant.at_import]
+    function_mutants = [mutant for mutant in pending_mutants if not mutant.at_import]
     run_in_child = partial(
-        _run_in_warm_process, target, function_mutants, pending, progress, workers
+        _run_in_warm_process, target, function_mutants, pending_mutants, progress, num_workers
     )
     trace = run_one_job(target.name, run_in_child, DAY_S)
     progress.count = len(function_mutants)
-    for mutant_result in run_import_mutants(import_mutants, trace, workers):
+    for mutant_result in run_import_mutants(import_mutants, trace, num_workers):
         progress.record_result(mutant_result)
 
 
 def _run_in_warm_process(
     target: Target,
     function_mutants: list[Mutant],
-    pending: list[Mutant],
+    pending_mutants: list[Mutant],
     progress: "_Progress",
-    workers: int,
+    num_workers: int,
 ) -> Trace:
     """Collect and trace the tests, and run the mutants of functions."""
     traces: list[Trace] = []
 
     def trace_and_run(collected_tests: CollectedTests) -> None:
-        modules = sorted({mutant.module for mutant in pending})
-        trace = trace_tests(collected_tests, modules)
+        module_names = sorted({mutant.module for mutant in pending_mutants})
+        trace = trace_tests(collected_tests, module_names)
         if trace.failed:
             raise RuntimeError(
                 f"tests fail without any mutant: {', '.join(trace.failed)}; fix them first"
@@ -140,7 +145,7 @@ def _run_in_warm_process(
             f"{target.name}: {len(trace.seconds)} tests in {sum(trace.seconds.values()):.0f} s"
         )
         traces.append(trace)
-        for result in run_function_mutants(collected_tests, function_mutants, trace, workers):
+        for result in run_function_mutants(collected_tests, function_mutants, trace, num_workers):
             progress.record_result(result)
 
     collect_tests(target, trace_and_run)
@@ -156,8 +161,8 @@ class _Progress:
         self.count = 0
         self._results = results
         self._tests_hash = tests_hash
-        self._names = {mutant.stable_key: mutant for mutant in pending}
-        self._started = time.monotonic()
+        self._mutants_by_key = {mutant.stable_key: mutant for mutant in pending}
+        self._start_time_s = time.monotonic()
 
     def record_result(self, fork_result: ForkResult[Outcome]) -> None:
         """Write one result to the results file, and log mutants that were not killed."""
@@ -171,19 +176,21 @@ class _Progress:
         self._results.add(
             MutantResult(fork_result.name, fate, failed_test, self._tests_hash, seconds)
         )
-        mutant = self._names[fork_result.name]
+        mutant = self._mutants_by_key[fork_result.name]
         if fate != "killed":
             _log_line(
                 f"  {fate}: {mutant.module}:{mutant.lines[0]} {outcomes.format_change(mutant)}"
             )
-        if self.count % 100 == 0 or self.count == len(self._names):
-            seconds = time.monotonic() - self._started
-            _log_line(f"  {self.count} of {len(self._names)}, {seconds / self.count:.2f} s each")
+        if self.count % 100 == 0 or self.count == len(self._mutants_by_key):
+            seconds = time.monotonic() - self._start_time_s
+            _log_line(
+                f"  {self.count} of {len(self._mutants_by_key)}, {seconds / self.count:.2f} s each"
+            )
 
 
 def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
-    reasons = outcomes.read_accepted_mutants()
-    page = outcomes.format_page(rows, reasons)
+    accepted_mutants = outcomes.read_accepted_mutants()
+    page = outcomes.format_page(rows, accepted_mutants)
     num_not_run = sum(row.unknown for row in rows)
     if has_all_modules and not num_not_run:
         outcomes.PAGE.write_text(page)
@@ -192,7 +199,9 @@ def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
     num_mutants = sum(row.mutants for row in rows)
     num_killed = sum(row.killed for row in rows)
     survivors = [mutant for row in rows for mutant in row.survivors]
-    num_unexplained = sum(not outcomes.is_accepted(mutant, reasons) for mutant in survivors)
+    num_unexplained = sum(
+        not outcomes.is_accepted(mutant, accepted_mutants) for mutant in survivors
+    )
     _log_line(
         f"{num_killed} of {num_mutants} killed, {num_not_run} not run, "
         f"{num_unexplained} survivors without a reason"

@@ -17,7 +17,7 @@ from multiprocessing.context import ForkProcess
 from typing import Generic, TypeVar
 
 Answer = TypeVar("Answer")
-FORK = multiprocessing.get_context("fork")
+FORK_CONTEXT = multiprocessing.get_context("fork")
 PR_SET_PDEATHSIG = 1  # option of Linux' prctl: signal that a child gets when its parent dies
 POLL_INTERVAL_S = 0.1  # time between two checks of the deadlines
 
@@ -79,9 +79,11 @@ def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[ForkResu
     try:
         while running_children:
             wait([child.receiver for child in running_children], timeout=POLL_INTERVAL_S)
-            polled = [(child, child.poll_result()) for child in running_children]
-            ended = [(child, result) for child, result in polled if result is not None]
-            for child, result in ended:
+            polled_results = [(child, child.poll_result()) for child in running_children]
+            finished_results = [
+                (child, result) for child, result in polled_results if result is not None
+            ]
+            for child, result in finished_results:
                 running_children.remove(child)
                 running_children += [_start(job) for job in islice(remaining_jobs, 1)]
                 yield result
@@ -97,10 +99,10 @@ def run_one_job(name: str, work: Callable[[], Answer], deadline: float) -> Answe
     """
     result = next(run_jobs([ForkJob(name, work, deadline)], workers=1))
     if result.answer is None:
-        failure = (
+        failure_text = (
             f"did not end within {deadline:.0f} s" if result.timed_out else "died; see its output"
         )
-        raise RuntimeError(f"{name} {failure}")
+        raise RuntimeError(f"{name} {failure_text}")
     return result.answer
 
 
@@ -112,8 +114,8 @@ def silence_output() -> None:
 
 
 def _start(job: ForkJob[Answer]) -> _RunningChild[Answer]:
-    receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_run_child, args=(job.work, sender))
+    receiver, sender = FORK_CONTEXT.Pipe(duplex=False)
+    process = FORK_CONTEXT.Process(target=_run_child, args=(job.work, sender))
     process.start()
     sender.close()
     return _RunningChild(job, process, receiver)

@@ -25,7 +25,7 @@ COMPREHENSION_NAMES = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """Module with one change."""
+    """Source text of a module with one changed expression."""
 
     module: str
     function: str
@@ -47,25 +47,32 @@ def make_mutants(path: Path, root: Path) -> list[Mutant]:
     """Return the mutants of the module at ``path``, without those that change no compiled code."""
     source = path.read_text()
     module = path.relative_to(root).as_posix()
-    original = compile(source, str(path), "exec")
+    original_code = compile(source, str(path), "exec")
     seen_fingerprints: set[object] = set()
     mutants: list[Mutant] = []
     counts_by_key: dict[str, int] = {}
     for mutant in _iter_mutants(source, module):
         try:
-            changed = find_changed_code(original, compile(mutant.source, str(path), "exec"))
+            changed_functions = find_changed_code(
+                original_code, compile(mutant.source, str(path), "exec")
+            )
         except SyntaxError:
             continue
         fingerprint = tuple(
-            (old_code.co_qualname, _describe_code_tree(new_code)) for old_code, new_code in changed
+            (old_code.co_qualname, _describe_code_tree(new_code))
+            for old_code, new_code in changed_functions
         )
-        if not changed or fingerprint in seen_fingerprints:
+        if not changed_functions or fingerprint in seen_fingerprints:
             continue
         seen_fingerprints.add(fingerprint)
         # If a function has equal lines with the same change, a count distinguishes the mutants.
-        count = counts_by_key[mutant.stable_key] = counts_by_key.get(mutant.stable_key, 0) + 1
-        function = f"{mutant.function}#{count}" if count > 1 else mutant.function
-        at_import = any(not is_function_code(old) for old, _ in changed)
+        num_equal_keys = counts_by_key[mutant.stable_key] = (
+            counts_by_key.get(mutant.stable_key, 0) + 1
+        )
+        function = f"{mutant.function}#{num_equal_keys}" if num_equal_keys > 1 else mutant.function
+        at_import = any(
+            not is_function_code(original_function) for original_function, _ in changed_functions
+        )
         mutants.append(replace(mutant, function=function, at_import=at_import))
     return mutants
 
@@ -79,22 +86,24 @@ def find_changed_code(
     """
     if _describe_code(old) != _describe_code(new):
         return [(old, new)]
-    changed = []
-    for inner_old, inner_new in zip(list_inner_code(old), list_inner_code(new), strict=True):
-        if is_function_code(inner_old):
-            if _describe_code_tree(inner_old) != _describe_code_tree(inner_new):
-                changed.append((inner_old, inner_new))
+    changed_pairs = []
+    for inner_old_code, inner_new_code in zip(
+        list_inner_code(old), list_inner_code(new), strict=True
+    ):
+        if is_function_code(inner_old_code):
+            if _describe_code_tree(inner_old_code) != _describe_code_tree(inner_new_code):
+                changed_pairs.append((inner_old_code, inner_new_code))
             continue
-        nested_changes = find_changed_code(inner_old, inner_new)
+        nested_changes = find_changed_code(inner_old_code, inner_new_code)
         if any(not is_function_code(code) for code, _ in nested_changes):
             return [(old, new)]  # a class body runs only when its module is imported
-        changed += nested_changes
-    return changed
+        changed_pairs += nested_changes
+    return changed_pairs
 
 
 def list_inner_code(code: types.CodeType) -> list[types.CodeType]:
     """Return the code objects directly inside ``code``."""
-    return [item for item in code.co_consts if isinstance(item, types.CodeType)]
+    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
 
 
 def is_function_code(code: types.CodeType) -> bool:
@@ -106,8 +115,8 @@ def is_function_code(code: types.CodeType) -> bool:
 def _describe_code(code: types.CodeType) -> tuple[object, ...]:
     """Return a comparable value of ``code``, without line numbers and inner code objects."""
     constants = [
-        "code" if isinstance(item, types.CodeType) else (type(item), repr(item))
-        for item in code.co_consts
+        "code" if isinstance(constant, types.CodeType) else (type(constant), repr(constant))
+        for constant in code.co_consts
     ]
     variables = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     arguments = (code.co_argcount, code.co_kwonlyargcount, code.co_flags)
@@ -172,8 +181,10 @@ def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
         return False
     if _is_device_node(before.args[0].value):
         return True
-    kept_ids = {id(argument) for argument in after.args}
-    removed_arguments = [argument for argument in before.args if id(argument) not in kept_ids]
+    remaining_argument_ids = {id(argument) for argument in after.args}
+    removed_arguments = [
+        argument for argument in before.args if id(argument) not in remaining_argument_ids
+    ]
     return any(_is_message_argument(argument) for argument in removed_arguments)
 
 
@@ -210,8 +221,8 @@ def _is_literal_sign(node: cst.CSTNode) -> bool:
 
 def _iter_mutants(source: str, module: str) -> Iterator[Mutant]:
     metadata_wrapper = MetadataWrapper(cst.parse_module(source))
-    ignored = IgnoredCode(set(), set(), set())
-    visitor = _CodeMutationVisitor(_OPERATORS, ignored)
+    ignored_code = IgnoredCode(set(), set(), set())
+    visitor = _CodeMutationVisitor(_OPERATORS, ignored_code)
     tree = metadata_wrapper.visit(visitor)
     positions = metadata_wrapper.resolve(PositionProvider)
     parents = metadata_wrapper.resolve(ParentNodeProvider)
@@ -264,14 +275,18 @@ def _find_enclosing_definitions(node: cst.CSTNode, parents) -> list[cst.Function
 
 def _get_qualified_name(node: cst.CSTNode, parents) -> str:
     return ".".join(
-        reversed([item.name.value for item in _find_enclosing_definitions(node, parents)])
+        reversed(
+            [definition.name.value for definition in _find_enclosing_definitions(node, parents)]
+        )
     )
 
 
 def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
     """Return the text of the outermost function around ``node``."""
     functions = [
-        f for f in _find_enclosing_definitions(node, parents) if isinstance(f, cst.FunctionDef)
+        definition
+        for definition in _find_enclosing_definitions(node, parents)
+        if isinstance(definition, cst.FunctionDef)
     ]
     if not functions:
         return ""
@@ -283,12 +298,12 @@ def _find_changed_lines(before: str, after: str) -> tuple[str, str]:
     """Return the lines of ``before`` and of ``after`` that differ, each joined into one line."""
     lines_before = before.splitlines()
     lines_after = after.splitlines()
-    blocks = SequenceMatcher(None, lines_before, lines_after, autojunk=False).get_opcodes()
-    changed = [block for block in blocks if block[0] != "equal"]
-    if not changed:
+    diff_blocks = SequenceMatcher(None, lines_before, lines_after, autojunk=False).get_opcodes()
+    changed_blocks = [diff_block for diff_block in diff_blocks if diff_block[0] != "equal"]
+    if not changed_blocks:
         return "", ""
-    old_lines = lines_before[changed[0][1] : changed[-1][2]]
-    new_lines = lines_after[changed[0][3] : changed[-1][4]]
+    old_lines = lines_before[changed_blocks[0][1] : changed_blocks[-1][2]]
+    new_lines = lines_after[changed_blocks[0][3] : changed_blocks[-1][4]]
     return _join_lines(old_lines), _join_lines(new_lines)
 
 

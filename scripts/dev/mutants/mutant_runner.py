@@ -31,7 +31,7 @@ PYTEST_OPTIONS = ["-qsx", "-pno:cacheprovider", "-pno:terminalreporter", "-pno:x
 
 @dataclass
 class Trace:
-    """Trace of all tests."""
+    """Duration, executed lines and failures of all tests, from one run without mutants."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # duration by test
     lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)  # by test and module
@@ -44,11 +44,11 @@ class Trace:
         """
         first_line, last_line = mutant.lines
         mutant_lines = set(range(first_line, last_line + 1))
-        tests = []
-        for test, modules in self.lines.items():
-            if mutant.at_import or modules.get(mutant.module, set()) & mutant_lines:
-                tests.append(test)
-        return sorted(tests, key=lambda test: self.seconds[test])
+        selected_tests = []
+        for test, lines_by_module in self.lines.items():
+            if mutant.at_import or lines_by_module.get(mutant.module, set()) & mutant_lines:
+                selected_tests.append(test)
+        return sorted(selected_tests, key=lambda test: self.seconds[test])
 
     def compute_deadline(self, tests: Iterable[str]) -> float:
         """Return the seconds after which the run of ``tests`` on a mutant is stopped."""
@@ -56,7 +56,7 @@ class Trace:
 
 
 Outcome = tuple[str, str]  # "killed" or "survived", and the id of the failed test
-FunctionKey = tuple[str, str, int]
+FunctionKey = tuple[str, str, int]  # file, qualified name and first line of a function
 
 
 class _FailureRecorder:
@@ -108,42 +108,44 @@ def collect_tests(target: Target, run_session: "Callable[[CollectedTests], None]
 
 def trace_tests(collected_tests: CollectedTests, modules: Sequence[str]) -> Trace:
     """Run every test once in a child process, and record the lines of ``modules`` that it runs."""
-    paths = {str(ROOT / module): module for module in modules}
-    return run_one_job("the trace", lambda: _run_traced(collected_tests, paths), TRACE_DEADLINE_S)
+    module_by_path = {str(ROOT / module): module for module in modules}
+    return run_one_job(
+        "the trace", lambda: _run_traced(collected_tests, module_by_path), TRACE_DEADLINE_S
+    )
 
 
-def _run_traced(collected_tests: CollectedTests, paths: dict[str, str]) -> Trace:
+def _run_traced(collected_tests: CollectedTests, module_by_path: dict[str, str]) -> Trace:
     silence_output()
     trace = Trace()
-    names = list(collected_tests.items)
-    for name, next_name in zip(names, [*names[1:], None], strict=True):
-        lines: dict[str, set[int]] = defaultdict(set)
-        tracer = _make_tracer(paths, lines)
+    test_ids = list(collected_tests.items)
+    for test_id, next_test_id in zip(test_ids, [*test_ids[1:], None], strict=True):
+        lines_by_module: dict[str, set[int]] = defaultdict(set)
+        tracer = _make_tracer(module_by_path, lines_by_module)
         start_time = time.monotonic()
         threading.settrace(tracer)
         sys.settrace(tracer)
-        has_passed = collected_tests.run(name, next_name)
+        has_passed = collected_tests.run(test_id, next_test_id)
         sys.settrace(None)
         threading.settrace(None)  # pyright: ignore[reportArgumentType]  None is how it is undone
-        trace.seconds[name] = time.monotonic() - start_time
-        trace.lines[name] = dict(lines)
+        trace.seconds[test_id] = time.monotonic() - start_time
+        trace.lines[test_id] = dict(lines_by_module)
         if not has_passed:
-            trace.failed.append(name)
+            trace.failed.append(test_id)
             collected_tests.failures.clear()
     return trace
 
 
-def _make_tracer(paths: dict[str, str], lines: dict[str, set[int]]):
+def _make_tracer(module_by_path: dict[str, str], lines_by_module: dict[str, set[int]]):
     def trace_line(frame: types.FrameType, event: str, _argument: object):
         if event == "line":
-            lines[paths[frame.f_code.co_filename]].add(frame.f_lineno)
+            lines_by_module[module_by_path[frame.f_code.co_filename]].add(frame.f_lineno)
         return trace_line
 
     def trace_call(frame: types.FrameType, _event: str, _argument: object):
-        module = paths.get(frame.f_code.co_filename)
+        module = module_by_path.get(frame.f_code.co_filename)
         if module is None:
             return None
-        lines[module].add(frame.f_lineno)
+        lines_by_module[module].add(frame.f_lineno)
         return trace_line
 
     return trace_call
@@ -187,9 +189,11 @@ def _run_mutants(
 def _index_functions() -> dict[FunctionKey, list[types.FunctionType]]:
     """Return all loaded functions of this repository, by file, qualified name and line."""
     functions: dict[FunctionKey, list[types.FunctionType]] = defaultdict(list)
-    for item in gc.get_objects():
-        if isinstance(item, types.FunctionType) and item.__code__.co_filename.startswith(str(ROOT)):
-            functions[_function_key(item.__code__)].append(item)
+    for loaded_object in gc.get_objects():
+        if isinstance(
+            loaded_object, types.FunctionType
+        ) and loaded_object.__code__.co_filename.startswith(str(ROOT)):
+            functions[_function_key(loaded_object.__code__)].append(loaded_object)
     return functions
 
 
@@ -203,15 +207,15 @@ def swap_code(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionTy
     Return the number of replaced functions.
     """
     path = ROOT / mutant.module
-    original = compile(path.read_text(), str(path), "exec")
-    changed = compile(mutant.source, str(path), "exec")
-    num_swapped = 0
-    for old_function_code, new_function_code in find_changed_code(original, changed):
+    original_code = compile(path.read_text(), str(path), "exec")
+    changed_code = compile(mutant.source, str(path), "exec")
+    num_swapped_functions = 0
+    for old_function_code, new_function_code in find_changed_code(original_code, changed_code):
         for old_code, new_code in _pair_code_objects(old_function_code, new_function_code):
             for function in functions.get(_function_key(old_code), ()):
                 function.__code__ = new_code
-                num_swapped += 1
-    return num_swapped
+                num_swapped_functions += 1
+    return num_swapped_functions
 
 
 def _pair_code_objects(
@@ -241,8 +245,8 @@ def _run_import_tests(mutant: Mutant, tests: list[str]) -> Outcome:
     silence_output()
     _import_mutant(mutant)
     recorder = _FailureRecorder()
-    code = pytest.main([*PYTEST_OPTIONS, *tests], plugins=[recorder])
-    if code == pytest.ExitCode.OK:
+    exit_code = pytest.main([*PYTEST_OPTIONS, *tests], plugins=[recorder])
+    if exit_code == pytest.ExitCode.OK:
         return ("survived", "")
     return ("killed", recorder.failures[0] if recorder.failures else "import")
 

@@ -104,8 +104,11 @@ def find_outdated_changes(
 
 def _contains_old_code(text: str, change: str) -> bool:
     # The code itself may contain an arrow, so try each one as the end of the old code.
-    parts = change.split(" -> ")
-    return any(" -> ".join(parts[:count]) in text for count in range(1, len(parts)))
+    arrow_separated_parts = change.split(" -> ")
+    return any(
+        " -> ".join(arrow_separated_parts[:num_parts]) in text
+        for num_parts in range(1, len(arrow_separated_parts))
+    )
 
 
 def _read_function_text(path: Path, qualified_name: str) -> str:
@@ -120,7 +123,9 @@ def _read_function_text(path: Path, qualified_name: str) -> str:
     first_line, last_line = 1, len(source.splitlines())
     for name in [] if qualified_name == "module" else qualified_name.split("."):
         inner_definitions = {
-            inner.name: inner for inner in ast.walk(node) if isinstance(inner, DEFINITIONS)
+            definition.name: definition
+            for definition in ast.walk(node)
+            if isinstance(definition, DEFINITIONS)
         }
         node = inner_definitions.get(name)
         if node is None:
@@ -132,24 +137,27 @@ def _read_function_text(path: Path, qualified_name: str) -> str:
 
 def format_change(mutant: Mutant) -> str:
     """Return the change as ``before -> after``, with a few unchanged words around it."""
-    before = mutant.before
-    after = mutant.after
+    old_code = mutant.before
+    new_code = mutant.after
     prefix_len = 0
-    while prefix_len < min(len(before), len(after)) and before[prefix_len] == after[prefix_len]:
+    while (
+        prefix_len < min(len(old_code), len(new_code))
+        and old_code[prefix_len] == new_code[prefix_len]
+    ):
         prefix_len += 1
     suffix_len = 0
-    max_suffix = min(len(before), len(after)) - prefix_len
-    while suffix_len < max_suffix and before[-1 - suffix_len] == after[-1 - suffix_len]:
+    max_suffix_len = min(len(old_code), len(new_code)) - prefix_len
+    while suffix_len < max_suffix_len and old_code[-1 - suffix_len] == new_code[-1 - suffix_len]:
         suffix_len += 1
-    context_start = before.rfind(" ", 0, max(0, prefix_len - 24)) + 1
-    context_end_before = _find_word_end(before, len(before) - suffix_len + 16)
-    context_end_after = context_end_before - len(before) + len(after)
-    return f"{before[context_start:context_end_before]} -> {after[context_start:context_end_after]}"
+    context_start = old_code.rfind(" ", 0, max(0, prefix_len - 24)) + 1
+    old_context_end = _find_word_end(old_code, len(old_code) - suffix_len + 16)
+    new_context_end = old_context_end - len(old_code) + len(new_code)
+    return f"{old_code[context_start:old_context_end]} -> {new_code[context_start:new_context_end]}"
 
 
 def _find_word_end(text: str, position: int) -> int:
-    space = text.find(" ", min(position, len(text)))
-    return len(text) if space < 0 else space
+    space_position = text.find(" ", min(position, len(text)))
+    return len(text) if space_position < 0 else space_position
 
 
 @dataclass(frozen=True)
@@ -166,15 +174,15 @@ class ModuleRow:
 def count_outcomes(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRow:
     """Count the killed, surviving and untested mutants of ``module``."""
     survivors = []
-    unknown = 0
+    num_unknown = 0
     for mutant in mutants:
         result = results.get(mutant)
         if result is None or result.fate == "broken":
-            unknown += 1
+            num_unknown += 1
         elif result.fate == "survived":
             survivors.append(mutant)
-    killed = len(mutants) - unknown - len(survivors)
-    return ModuleRow(module, len(mutants), killed, unknown, tuple(survivors))
+    num_killed = len(mutants) - num_unknown - len(survivors)
+    return ModuleRow(module, len(mutants), num_killed, num_unknown, tuple(survivors))
 
 
 def is_accepted(mutant: Mutant, reasons: Iterable[AcceptedMutants]) -> bool:
@@ -227,8 +235,8 @@ def format_page(rows: Sequence[ModuleRow], reasons: Sequence[AcceptedMutants]) -
 
 
 def _format_table_line(name: str, rows: Sequence[ModuleRow]) -> str:
-    mutants = sum(row.mutants for row in rows)
-    killed = sum(row.killed for row in rows)
-    survivors = sum(len(row.survivors) for row in rows)
-    killed_percent = 100 * killed / mutants if mutants else 100.0
-    return f"| {name} | {mutants:,} | {killed:,} | {survivors} | {killed_percent:.1f} |"
+    num_mutants = sum(row.mutants for row in rows)
+    num_killed = sum(row.killed for row in rows)
+    num_survivors = sum(len(row.survivors) for row in rows)
+    killed_percent = 100 * num_killed / num_mutants if num_mutants else 100.0
+    return f"| {name} | {num_mutants:,} | {num_killed:,} | {num_survivors} | {killed_percent:.1f} |"

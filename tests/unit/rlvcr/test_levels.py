@@ -239,7 +239,7 @@ def test_spans_of_a_well_formed_turn(kind, end):
     ids = encode(kind, TURN + end)
     turn = codec(kind).parse_turn(ids)
     assert (turn.level, turn.thought, turn.action) == (3, "I see 2 desks.", "go to desk 12")
-    assert (turn.parser, turn.failure) == ("strict", None)
+    assert (turn.pattern_name, turn.failure) == ("strict", None)
     assert decode_span(kind, ids, turn.level_span) == "3"
     assert decode_span(kind, ids, turn.thought_span).startswith("I see 2 desks.")
     assert decode_span(kind, ids, turn.action_span).startswith("go to desk 12")
@@ -342,7 +342,12 @@ def test_multi_byte_characters_split_over_tokens_are_kept(kind):
 )
 def test_complete_turns_are_parsed_without_failure(kind, text, level, parser, thought, action):
     turn = codec(kind).parse_turn(encode(kind, text))
-    assert (turn.level, turn.parser, turn.thought, turn.action) == (level, parser, thought, action)
+    assert (turn.level, turn.pattern_name, turn.thought, turn.action) == (
+        level,
+        parser,
+        thought,
+        action,
+    )
     assert turn.failure is None
     assert (turn.thought_tokens == 0) == (thought == "")
     assert turn.credit_spans()[0] == turn.level_span
@@ -397,7 +402,7 @@ def test_parse_failure_is_named_and_sets_no_default_level(kind, text, failure, l
 )
 def test_parsed_turn_names_the_parser_that_matched(text, parser):
     turn = codec("tags").parse_turn(encode("tags", text))
-    assert turn.parser == parser
+    assert turn.pattern_name == parser
 
 
 @pytest.mark.parametrize(
@@ -415,7 +420,7 @@ def test_parsed_turn_names_the_parser_that_matched(text, parser):
 def test_repeated_tags_are_parsed_in_linear_time(before, repeated, after, parser):
     """In quadratic time, each of these turns would take many minutes."""
     text = before + repeated * 100_000 + after
-    assert codec("tags").parse_turn(encode("tags", text)).parser == parser
+    assert codec("tags").parse_turn(encode("tags", text)).pattern_name == parser
 
 
 def test_turn_without_any_part_has_no_spans():
@@ -427,14 +432,14 @@ def test_turn_without_any_part_has_no_spans():
         score_span=None,
         thought="",
         action="",
-        parser="none",
+        pattern_name="none",
         failure=ParseFailure.MISSING_ACTION,
         turn_format=TurnFormat(),
     )
     assert codec("tags").parse_turn(encode("tags", "I think.")) == nothing
     assert nothing.thought_tokens == 0
     level_alone = codec("tags").parse_turn(encode("tags", "<level>2</level>"))
-    assert level_alone == replace(nothing, level=2, level_span=(1, 2), parser="level_only")
+    assert level_alone == replace(nothing, level=2, level_span=(1, 2), pattern_name="level_only")
 
 
 def test_action_cut_by_length_is_scored_without_its_tag():

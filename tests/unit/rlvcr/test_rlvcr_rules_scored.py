@@ -348,7 +348,7 @@ def test_row_scores_the_same_in_any_packing(
     check(actor_of(policy, ppo_micro_batch_size_per_gpu=3), [rows[1::2], rows[::2]])
     check(actor_of(policy, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=700), [rows])
     for block in (1, 10_000):
-        monkeypatch.setattr(attention_calls, "CALL_PAIRS", block)
+        monkeypatch.setattr(attention_calls, "CALL_OVERHEAD_PAIRS", block)
         check(scorer.worker, [rows])
 
 

@@ -49,7 +49,10 @@ def row_turns() -> list[list[RowTurn]]:
     cut = TurnAlternativeThoughts([ONE], Counter(length=1), num_requested=1)
     return [
         [RowTurn(0, 3, tokens, parsed(3), TurnAlternativeThoughts([ONE, TWO], num_requested=1))],
-        [RowTurn(0, 4, tokens[:3], UNPARSED), RowTurn(1, 7, tokens, parsed(3), cut, num_forced=3)],
+        [
+            RowTurn(0, 4, tokens[:3], UNPARSED),
+            RowTurn(1, 7, tokens, parsed(3), cut, num_forced_tokens=3),
+        ],
         [RowTurn(0, 4, tokens, parsed(4)), RowTurn(1, 13, tokens, parsed(3))],
     ]
 

@@ -40,13 +40,15 @@ def score(step: int, level: int, logprob: float, entropy: float = 0.0) -> ScoreR
     [(0, [(11, 12), (13, 15)]), (1, [(11, 12), (13, 15)]), (3, [(13, 15)]), (4, [])],
 )
 def test_forced_tokens_have_no_credit(forced, spans):
-    turn = RowTurn(0, 0, TOKENS, parsed(), num_forced=forced)
+    turn = RowTurn(0, 0, TOKENS, parsed(), num_forced_tokens=forced)
     assert turn.credit_spans(10) == spans
 
 
 @pytest.mark.parametrize(("forced", "spans"), [(0, [(11, 12), (13, 16)]), (3, [(13, 16)])])
 def test_credit_includes_the_end_of_the_thought_on_request(forced, spans):
-    turn = RowTurn(0, 0, TOKENS, replace(parsed(), thought_end_span=(5, 6)), num_forced=forced)
+    turn = RowTurn(
+        0, 0, TOKENS, replace(parsed(), thought_end_span=(5, 6)), num_forced_tokens=forced
+    )
     assert turn.credit_spans(10, includes_thought_end=True) == spans
 
 
@@ -89,7 +91,7 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
     assert table.scores.tolist() == [[-1.0, -2.0, -0.25, 0], [0] * 4, [0, 0, 0, -3.0]]
     assert table.is_valid.tolist() == [[True, True, True, False], [False] * 4, [False] * 3 + [True]]
     assert table.thought_tokens.tolist() == [[0, 3, 2, 0], [0] * 4, [0] * 4]
-    assert [sorted(levels) for levels in table.entries] == [[1, 2, 3], [], [4]]
+    assert [sorted(levels) for levels in table.scores_by_level] == [[1, 2, 3], [], [4]]
     assert table.scores.dtype == table.thought_tokens.dtype == torch.float64, (
         "differences may be tiny"
     )

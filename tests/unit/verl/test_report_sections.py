@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 WEATHER = ReportContribution(
     name="weather",
-    console=(ConsoleMetric("rain", ("weather/rain",), "{:.1f} mm"),),
+    console_metrics=(ConsoleMetric("rain", ("weather/rain",), "{:.1f} mm"),),
     headline_metrics=(HeadlineMetric("rain per day", "weather/rain", "{:.1f} mm"),),
     sections=(
         ReportSection(
@@ -56,15 +56,15 @@ WEATHER = ReportContribution(
         ),
     ),
     health_plots=(Plot("Hail", "stones", (Curve("weather/hail", "hail"),)),),
-    steps=TurnView(
-        badge="season",
+    turn_view=TurnView(
+        badge_key="season",
         flags=("storm",),
         alternatives=AlternativesView(
             key="skies",
-            badge="season",
+            badge_key="season",
             text="sky",
-            chosen="seen",
-            columns=(NumberColumn("drops", "drops", "{:.0f}", best=True),),
+            chosen_key="seen",
+            columns=(NumberColumn("drops", "drops", "{:.0f}", highlights_largest=True),),
             note=("sun", "hours of sun {:.1f}"),
         ),
         lead="The tables show the skies of the other seasons.",
@@ -153,11 +153,12 @@ def test_executed_returns_are_shown_for_each_alternative(run_dir):
         return {(uid, 0): {2: [0.0, 1.0], 3: [1.0, 1.0]}}
 
     uid = next(jsonl.read(run_dir / "rollouts" / "2.jsonl"))["traj_uid"]
-    assert WEATHER.steps is not None and WEATHER.steps.alternatives is not None
+    assert WEATHER.turn_view is not None and WEATHER.turn_view.alternatives is not None
     view = replace(
-        WEATHER.steps, alternatives=replace(WEATHER.steps.alternatives, outcomes=executed_returns)
+        WEATHER.turn_view,
+        alternatives=replace(WEATHER.turn_view.alternatives, outcomes=executed_returns),
     )
-    sections.CONTRIBUTIONS.append(replace(WEATHER, steps=view))
+    sections.CONTRIBUTIONS.append(replace(WEATHER, turn_view=view))
     page = write_report(run_dir).read_text()
     first, second = list_trajectories(page, "train-2")[:2]
     (table,) = first["steps"][0]["tables"]

@@ -22,8 +22,8 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     row_length = data.max_prompt_length + data.max_response_length
     if rollout.max_model_len < row_length:
         key = "actor_rollout_ref.rollout.max_model_len"
-        lengths = f"data.max_prompt_length + data.max_response_length = {row_length} tokens"
-        why = f"the engine must hold a whole row, {lengths}"
+        row_length_text = f"data.max_prompt_length + data.max_response_length = {row_length} tokens"
+        why = f"the engine must hold a whole row, {row_length_text}"
         fix = "raise it or set it to null, or lower the two lengths"
         yield build_problem(cfg, key, why, f"{row_length} or more, or null", fix, "does_not_fit")
     # The default of env.max_turn_tokens (data.max_response_length) is right for env.history=window,
@@ -55,8 +55,8 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     # A row is never split over micro-batches, so the longest row must fit into one.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row_length:
         key = f"{prefix}.ppo_max_token_len_per_gpu"
-        lengths = "(data.max_prompt_length + data.max_response_length)"
-        why = f"the longest row has {row_length} tokens {lengths}"
+        row_length_text = "(data.max_prompt_length + data.max_response_length)"
+        why = f"the longest row has {row_length} tokens {row_length_text}"
         fix = f"{key}={row_length}, or shorter rows"
         yield build_problem(cfg, key, why, f"{row_length} or more", fix, "does_not_fit")
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
@@ -97,7 +97,7 @@ def _check_mini_batches(
     num_tasks = cfg.data.train_batch_size
     num_trajectories = derive.count_trajectories_per_step(cfg)
     num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    # If the number of mini-batches was derived from ppo_mini_batch_size, name that key.
+    # If the number of mini-batches was derived from ppo_mini_batch_size, report that key.
     size = section.ppo_mini_batch_size
     is_number_derived = section.ppo_mini_batches == derive.count_mini_batches(cfg, size)
     if is_number_derived and num_tasks > size and num_tasks % size:
@@ -146,8 +146,8 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
     if derive.uses_file_tasks(cfg):
         why = f"env.rollout.n={group_size} is another group size"
         yield build_conflict(cfg, key, why, "one group size", "do not set env.rollout.n")
-    # If a job with an environment names data files, _check_unused_data_files refuses the files, and
-    # its fix would contradict this one.
+    # Report nothing if a job with an environment names data files: _check_unused_data_files reports
+    # the files, with a fix that would contradict this one.
     elif not derive.trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
         why = "an environment's group size is env.rollout.n"

@@ -50,9 +50,9 @@ def check_engine_devices(cfg: PPOConfig) -> Problems:
     num_engines = derive.count_engines(cfg, "cuda")
     if num_engines * gpus_per_engine > num_devices:
         max_engines = num_devices // gpus_per_engine
-        size_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
+        engine_size_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
         why = (
-            f"{num_engines} engines{size_text} on {num_devices} devices, "
+            f"{num_engines} engines{engine_size_text} on {num_devices} devices, "
             "and a device can hold one engine"
         )
         fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
@@ -112,15 +112,15 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
 def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     key = "actor_rollout_ref.rollout.weight_transfer"
     weight_transfer = value_at_path(cfg, key)
-    name = cfg.actor_rollout_ref.rollout.name
-    is_vllm_on_gpu = device == "cuda" and name == "vllm"
+    engine_name = cfg.actor_rollout_ref.rollout.name
+    is_vllm_on_gpu = device == "cuda" and engine_name == "vllm"
     supported_transfers = _list_gpu_weight_transfers(cfg) if is_vllm_on_gpu else ["store"]
     if weight_transfer in ("auto", "store", *supported_transfers):
         return
     if device != "cuda":
         why = "it sends weights from GPU to GPU, and trainer.device is cpu"
-    elif name != "vllm":
-        why = f"only vLLM supports it, and the engine is {name}"
+    elif engine_name != "vllm":
+        why = f"only vLLM supports it, and the engine is {engine_name}"
     elif weight_transfer == "ipc":
         why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
     else:
@@ -132,8 +132,8 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
 
 
 def _list_gpu_weight_transfers(cfg: PPOConfig) -> list[str]:
-    has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
-    return [derive.choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
+    engine_has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
+    return [derive.choose_vllm_transfer_backend(cfg), *(["store"] if engine_has_one_gpu else [])]
 
 
 def check_ray_resources(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -205,23 +205,23 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
 
 def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSection) -> Problems:
     step_timeout_s = cfg.env.step_timeout_s
-    source_keys = {}
+    key_by_setting = {}
     if isinstance(cfg, PPOConfig):
-        source_keys = {name: key for key, name in settings.data_keys.items()}
+        key_by_setting = {name: key for key, name in settings.data_keys.items()}
     for setting, wait_s in settings.list_max_step_waits().items():
         if wait_s < step_timeout_s:
             continue
         key, value = f"env.{name.partition('/')[0]}.{setting}", getattr(settings, setting)
-        if setting in source_keys and value_at_path(cfg, source_keys[setting]) == value:
-            key = source_keys[setting]
+        if setting in key_by_setting and value_at_path(cfg, key_by_setting[setting]) == value:
+            key = key_by_setting[setting]
         why = (
             f"a step can wait for {wait_s:g} s, and the worker process would be stopped first, "
             "with all its episodes"
         )
         allowed = f"waits of less than env.step_timeout_s ({step_timeout_s:g} s)"
         fix = f"env.step_timeout_s={wait_s + 10:g}, or a smaller value"
-        text = f"{key}={value!r}: {why}; allowed: {allowed}; fix: {fix}"
-        yield Problem(text, "conflicting_keys")
+        message = f"{key}={value!r}: {why}; allowed: {allowed}; fix: {fix}"
+        yield Problem(message, "conflicting_keys")
 
 
 def _check_needed_turns(cfg: PPOConfig, name: str, settings: EnvSection) -> Problems:

@@ -24,14 +24,14 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         allowed = f"clip_cov_ub ({loss_config.clip_cov_ub:g}) or less"
         fix = f"{key}=1.0 {ACTOR_SECTION}.policy_loss.clip_cov_ub=5.0"
         yield build_conflict(cfg, key, why, allowed, fix)
-    for section in (ACTOR_SECTION, "critic"):
-        key = f"{section}.checkpoint.contents"
+    for section_path in (ACTOR_SECTION, "critic"):
+        key = f"{section_path}.checkpoint.contents"
         checkpoint_contents = value_at_path(cfg, key)
         fix = f"{key}=[model,optimizer,extra]"
         if "model" not in checkpoint_contents:
             why = "a run could not be resumed"
             yield build_problem(cfg, key, why, "a list with model in it", fix, "out_of_range")
-        elif section == "critic" and "hf_model" in checkpoint_contents:
+        elif section_path == "critic" and "hf_model" in checkpoint_contents:
             why = "a value model cannot be saved in Hugging Face format"
             yield build_problem(cfg, key, why, "model, optimizer, extra", fix, "out_of_range")
 
@@ -40,7 +40,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that a rollout correction has old log-probs and rollout log-probs to compare."""
     correction = cfg.algorithm.rollout_correction
     bypass_key = "algorithm.rollout_correction.bypass_mode"
-    missing_log_probs = "text without token ids has no rollout log-probs (env.allow_retokenized)"
+    log_probs_fault = "text without token ids has no rollout log-probs (env.allow_retokenized)"
     for name in ("rollout_is", "rollout_rs"):
         key = f"algorithm.rollout_correction.{name}"
         if value_at_path(cfg, key) is None:
@@ -50,9 +50,9 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             yield build_conflict(cfg, key, why, "null", f"{key}=null, or {bypass_key}=false")
         elif cfg.env.allow_retokenized:
             fix = f"{key}=null, or env.allow_retokenized=false"
-            yield build_conflict(cfg, key, missing_log_probs, "null", fix)
+            yield build_conflict(cfg, key, log_probs_fault, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
-        yield build_conflict(cfg, bypass_key, missing_log_probs, "false", f"{bypass_key}=false")
+        yield build_conflict(cfg, bypass_key, log_probs_fault, "false", f"{bypass_key}=false")
 
 
 def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -106,19 +106,19 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
         return
-    keys = algorithm.gdpo_reward_keys
-    weights = algorithm.gdpo_reward_weights
-    if not keys:
+    reward_keys = algorithm.gdpo_reward_keys
+    reward_weights = algorithm.gdpo_reward_weights
+    if not reward_keys:
         fix = "algorithm.gdpo_reward_keys=[accuracy,format], or reward_model.weights"
         allowed = "names of rewards that the function returns"
         why = "gdpo has no reward"
         yield build_problem(cfg, "algorithm.gdpo_reward_keys", why, allowed, fix, "missing_key")
-    if weights and len(weights) != len(keys):
-        why = f"there are {len(keys)} rewards"
-        allowed = f"a list of {len(keys)}, or []"
+    if reward_weights and len(reward_weights) != len(reward_keys):
+        why = f"there are {len(reward_keys)} rewards"
+        allowed = f"a list of {len(reward_keys)}, or []"
         fix = "one weight for each of gdpo_reward_keys"
         yield build_conflict(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
-    # GDPO would silently ignore the penalties and prices that the following keys add.
+    # GDPO would silently ignore the penalties and token costs that the following keys add.
     why = "gdpo reads only the rewards of gdpo_reward_keys"
     for key in ("algorithm.use_kl_in_reward", f"{ACTOR_SECTION}.use_invalid_action_penalty"):
         if value_at_path(cfg, key):

@@ -110,10 +110,10 @@ def _find_checksum_mismatch(directory: Path) -> str:
 
     A missing file counts as different. Only policies shipped with the package must have checksums.
     """
-    checksums = directory / CHECKSUMS_FILE
-    if not checksums.is_file():
+    checksums_file = directory / CHECKSUMS_FILE
+    if not checksums_file.is_file():
         return CHECKSUMS_FILE if directory.parent == POLICIES_DIR else ""
-    for line in checksums.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in checksums_file.read_text(encoding="utf-8", errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         if not (directory / name).is_file():
             return name
@@ -126,8 +126,8 @@ def _find_checksum_mismatch(directory: Path) -> str:
 def _suggest_similar_directory(directory: Path) -> str:
     if not directory.parent.is_dir():
         return ""
-    siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
-    similar_name = nearest_name(directory.name, siblings)
+    sibling_names = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
+    similar_name = nearest_name(directory.name, sibling_names)
     return f"did you mean {str(directory.parent / similar_name)!r}?" if similar_name else ""
 
 
@@ -150,8 +150,8 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check LoRA keys without the model: adapter names, weight sync, dtype of the reference."""
     policy_config = cfg.actor_rollout_ref
-    adapters, sync = policy_config.model.adapters, policy_config.rollout.lora_sync
-    if not policy_config.model.lora_rank and (adapters or sync == "adapter"):
+    adapters, lora_sync = policy_config.model.adapters, policy_config.rollout.lora_sync
+    if not policy_config.model.lora_rank and (adapters or lora_sync == "adapter"):
         why, fix = "without LoRA all weights are trained", "actor_rollout_ref.model.lora_rank=16"
         key, allowed = (ADAPTERS_KEY, "{}") if adapters else (SYNC_KEY, "auto")
         yield build_conflict(cfg, key, why, allowed, fix)
@@ -160,7 +160,7 @@ def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             allowed = f"letters, digits, _ and -, but not {POLICY_MODEL} and {BASE_MODEL}"
             why = f"{name!r} cannot name an adapter"
             yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it", "invalid_syntax")
-    if adapters and sync == "merged":
+    if adapters and lora_sync == "merged":
         why = "an engine with merged weights has no base weights, which other adapters need"
         yield build_conflict(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
     actor_computes_reference = policy_config.model.lora_rank and has_reference(cfg)
@@ -255,9 +255,9 @@ def check_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         "it compares turns by results of the environment, but with "
         f"{replacing_key}={value!r} other scores are trained on"
     )
-    is_weight = replacing_key == "reward_model.rule_weight"
-    other_fix = f"{replacing_key}=1" if is_weight else f"do not set {replacing_key}"
-    fix = f"algorithm.adv_estimator=grpo, or {other_fix}"
+    is_rule_weight = replacing_key == "reward_model.rule_weight"
+    alternative_fix = f"{replacing_key}=1" if is_rule_weight else f"do not set {replacing_key}"
+    fix = f"algorithm.adv_estimator=grpo, or {alternative_fix}"
     allowed = "an estimator that compares only trajectories"
     yield build_conflict(cfg, "algorithm.adv_estimator", why, allowed, fix)
 
@@ -305,6 +305,6 @@ def _check_new_policy(cfg: SFTConfig) -> Problems:
         yield build_conflict(cfg, key, why, allowed, "choose one")
     if cfg.data.max_length > new_policy.max_position_embeddings:
         why = "rows must fit the policy's context"
-        limit = new_policy.max_position_embeddings
-        allowed = f"model.new.max_position_embeddings ({limit}) or less"
+        context_length = new_policy.max_position_embeddings
+        allowed = f"model.new.max_position_embeddings ({context_length}) or less"
         yield build_problem(cfg, "data.max_length", why, allowed, "lower it", "does_not_fit")

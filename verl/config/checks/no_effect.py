@@ -40,13 +40,13 @@ def check_data_files(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 def _check_contradictions(cfg: PPOConfig) -> Problems:
     keys = collect_section_keys(PPOConfig)
     env_settings = cfg.env.active_section
-    for key, name in derive.map_keys_copied_to_env_section(cfg).items():
+    for key, setting_name in derive.map_keys_copied_to_env_section(cfg).items():
         value = value_at_path(cfg, key)
-        section_value = value_at_path(env_settings, name)
+        section_value = value_at_path(env_settings, setting_name)
         if key in SPLIT_BY_FILES_KEY and derive.are_placeholder_files(value):
             continue
         if value not in (keys[key].default_value, section_value):
-            section_key = f"env.{cfg.env.name}.{name}"
+            section_key = f"env.{cfg.env.name}.{setting_name}"
             why = f"it contradicts {section_key}={section_value!r}"
             fix = f"do not set {section_key}"
             yield build_conflict(cfg, key, why, "one of them, or equal values", fix)
@@ -65,10 +65,10 @@ def _check_unused_data_files(cfg: PPOConfig) -> Problems:
         if not files or derive.are_placeholder_files(files):
             continue
         env_settings = env.active_section
-        file_key = None if env_settings is None else env_settings.get_files_key(split)
-        if file_key is not None:
+        env_files_key = None if env_settings is None else env_settings.get_files_key(split)
+        if env_files_key is not None:
             why = f"the environment {env.env_name} reads its tasks from another key"
-            fix = f"env.{env.name}.{file_key}={files[0]} {key}=[]"
+            fix = f"env.{env.name}.{env_files_key}={files[0]} {key}=[]"
         else:
             why = f"the tasks of the environment {env.env_name} would be used instead"
             fix = (
@@ -80,13 +80,13 @@ def _check_unused_data_files(cfg: PPOConfig) -> Problems:
 
 def check_dependent_keys(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse keys that have no effect because a key that they depend on is not set."""
-    reward = cfg.custom_reward_function
-    if reward.path is None and reward.name != "compute_score":
+    function = cfg.custom_reward_function
+    if function.path is None and function.name != "compute_score":
         key = "custom_reward_function.name"
         why = "no file with this function is named, and rewards would be the environment's"
         fix = "custom_reward_function.path=FILE"
         yield build_problem(cfg, key, why, "a function of a file", fix, "no_effect")
-    if cfg.reward_model.weights and reward.path is None and not derive.has_file_task_grader(cfg):
+    if cfg.reward_model.weights and function.path is None and not derive.has_file_task_grader(cfg):
         key = "reward_model.weights"
         why = "there is no function that returns several rewards"
         yield build_problem(cfg, key, why, "{}", "custom_reward_function.path=FILE", "no_effect")

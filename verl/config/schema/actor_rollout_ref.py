@@ -44,7 +44,7 @@ class PolicyLossConfig(Section):
     kl_cov_ratio: Share = 0.0002
     """kl_cov: share of a mini-batch's tokens with a penalty on the change of their log-prob"""
     ppo_kl_coef: NonNegative = 1.0
-    """kl_cov: weight of that penalty, which is the distance from the old log-prob"""
+    """kl_cov: weight of the penalty of kl_cov_ratio, which is the distance from the old log-prob"""
 
 
 class ActorConfig(Section):
@@ -77,7 +77,7 @@ class ActorConfig(Section):
     """clip range above 1; null: clip_ratio"""
     # With 1, tokens that have a negative advantage and a ratio above 1 would have no gradient.
     clip_ratio_c: Annotated[float, Gt(1)] = 3.0
-    """dual clip: bound of the ratio for negative advantages; dppo: for all"""
+    """dual clip: largest ratio of tokens with negative advantage; dppo: of all tokens"""
     tau_pos: Annotated[float, Gt(0)] = 1.0
     """sapo: slope tau of the sigmoid for tokens with positive advantage; with a larger tau the
     gradient falls faster as the ratio moves away from 1"""

@@ -124,7 +124,7 @@ class AlgorithmConfig(Section):
     kl_ctrl: KLControl = KLControl()
     """the coefficient of the KL in the reward"""
     row_weight: RowWeight = "row"
-    """sequence of the seq-mean loss_agg_modes: a row, or all rows of a trajectory"""
+    """unit over which the seq-mean loss_agg_modes average: a row, or all rows of a trajectory"""
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     """correction of the mismatch between trainer and engine"""
     gigpo: GiGPOConfig = GiGPOConfig()
@@ -137,8 +137,8 @@ class AlgorithmConfig(Section):
     """gdpo: names of the rewards of custom_reward_function, each normalised separately; empty:
     those of reward_model.weights"""
     gdpo_reward_weights: list[float] = []
-    """gdpo: weights of these rewards, in the same order; empty: those of reward_model.weights, or 1
-    each if gdpo_reward_keys is set"""
+    """gdpo: weights of the rewards of gdpo_reward_keys, in the same order; empty: those of
+    reward_model.weights, or 1 each if gdpo_reward_keys is set"""
     success_tolerance: Annotated[float, Gt(0), Le(100)] | None = None
     """largest fall of the success rate, in percentage points, that token prices may cause: a factor
     of all prices rises up to 1 while the average success rate is within this distance of its best,

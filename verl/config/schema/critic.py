@@ -125,7 +125,7 @@ class RewardModelConfig(Section):
     1"""
     reward_manager: Annotated[str, NamesCode(only_import_paths=True)] = "episode"
     """class that assigns an episode's rewards to tokens: a registered name (naive and prime are
-    episode), or an import path, module:Class or FILE.py:Class"""
+    aliases of episode), or an import path, module:Class or FILE.py:Class"""
     reward_kwargs: dict[str, Any] = {}
     """arguments of the reward manager"""
     weights: dict[str, float] = {}

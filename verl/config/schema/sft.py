@@ -60,7 +60,7 @@ class SFTModelConfig(Section):
     save_path: str = "data/models/policy"
     """directory the trained policy and tokenizer are written to (HF format)"""
     overwrite: bool = False
-    """delete the contents of save_path, including files that no such run wrote"""
+    """delete the contents of save_path, including files that no supervised run wrote"""
     new: NewPolicyConfig = NewPolicyConfig()
     """size of a new policy with random weights"""
     tokenizer_path: str | None = None

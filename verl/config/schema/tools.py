@@ -73,9 +73,9 @@ class ExportConfig(Section):
     trust_run_code: bool = False
     """execute the code that the configuration of the run names: trust_remote_code, external_lib"""
     overwrite: bool = False
-    """delete the contents of target, including files that no such command wrote"""
+    """delete the contents of target, including files that main_export did not write"""
     role: Literal["actor", "critic"] = "actor"
-    """model to write; of a critic, its adapter and value head (lora=adapters)"""
+    """model to write; a critic needs lora=adapters: its adapter and value head are written"""
     lora: Literal["merged", "adapters"] = "merged"
     """with LoRA: a model with the adapters merged into its weights, or only the adapters (peft)"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None

@@ -52,7 +52,7 @@ class Problem(str):
     code: ProblemCode
 
     def __new__(cls, text: str, code: ProblemCode) -> "Problem":
-        # Messages quote the values of keys.
+        # Mask secrets, because messages quote the values of keys.
         problem = super().__new__(cls, mask_text(text))
         problem.code = code
         return problem
@@ -74,9 +74,9 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, problems: str | Iterable[str], code: ProblemCode = "out_of_range") -> None:
-        texts = [problems] if isinstance(problems, str) else problems
+        problem_texts = [problems] if isinstance(problems, str) else problems
         self.problems = [
-            text if isinstance(text, Problem) else Problem(text, code) for text in texts
+            text if isinstance(text, Problem) else Problem(text, code) for text in problem_texts
         ]
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)

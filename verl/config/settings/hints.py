@@ -34,8 +34,8 @@ def nearest_name(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> 
 
 def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
     """Return ``"; did you mean 'right'?"``, or the empty string if no name is similar."""
-    match = nearest_name(name, valid_names)
-    return f"; did you mean {match!r}?" if match else ""
+    similar_name = nearest_name(name, valid_names)
+    return f"; did you mean {similar_name!r}?" if similar_name else ""
 
 
 def find_containing_key(path: str, keys: Mapping[str, Key]) -> Key | None:
@@ -60,9 +60,9 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     """Return the declared key most similar to the unknown key ``path``, or None."""
     section, _, name = path.rpartition(".")
     # Search the same section first: a typing error is more likely than a wrong section.
-    sibling = nearest_name(name, list_child_names(section, keys), cutoff=0.75)
-    if sibling:
-        return f"{section}.{sibling}" if section else sibling
+    similar_sibling = nearest_name(name, list_child_names(section, keys), cutoff=0.75)
+    if similar_sibling:
+        return f"{section}.{similar_sibling}" if section else similar_sibling
     candidates = _select_candidates(path, keys)
     similar_name = nearest_name(name, sorted(map(_get_last_name, candidates)), cutoff=0.75)
     if similar_name:
@@ -79,24 +79,24 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
 def _select_candidates(path: str, keys: Mapping[str, Key]) -> list[str]:
     """Return the keys, in any section, that the unknown key ``path`` may mean.
 
-    In another top-level section the name must be unique (not ``enable`` or ``lr``), or the name of
-    the section right too. Keys of other environments are excluded.
+    A key of another top-level section needs a unique name (not ``enable`` or ``lr``), or must be in
+    a section of the right name. Keys of other environments are excluded.
     """
     path_names = path.split(".")
-    # The schema has no field for the section of an environment, which declares itself.
-    environments = tuple(
+    # The section of an environment has itself as ``declaring_class``: the schema lacks a field.
+    other_env_prefixes = tuple(
         f"{name}."
         for name, key in keys.items()
         if key.section is key.declaring_class and key.name not in path_names
     )
-    known_keys = [key for key in keys if not key.startswith(environments)]
-    counts = Counter(map(_get_last_name, known_keys))
+    candidate_keys = [key for key in keys if not key.startswith(other_env_prefixes)]
+    name_counts = Counter(map(_get_last_name, candidate_keys))
     return [
         key
-        for key in known_keys
+        for key in candidate_keys
         if len(path_names) == 1
         or key.split(".")[0] == path_names[0]
-        or counts[_get_last_name(key)] == 1
+        or name_counts[_get_last_name(key)] == 1
         or key.split(".")[-2:] == path_names[-2:]
     ]
 

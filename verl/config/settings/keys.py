@@ -44,8 +44,8 @@ class ValueType:
     def describe_allowed(self) -> str:
         """Return the allowed values as text: ``one of a, b``, ``int >= 1``."""
         if self.choices:
-            names = ", ".join(map(str, self.choices))
-            return f"any of {names}" if self.is_list else f"one of {names}"
+            choices_text = ", ".join(map(str, self.choices))
+            return f"any of {choices_text}" if self.is_list else f"one of {choices_text}"
         return f"{self.type_name} {' and '.join(self.bounds)}".strip()
 
 
@@ -86,9 +86,9 @@ def _format_bounds(markers: tuple[Any, ...]) -> tuple[str, ...]:
 def _parse_union(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueType:
     members = [argument for argument in arguments if argument is not types.NoneType]
     member_types = [parse_annotation(member, markers) for member in members]
-    names = [member_type.type_name for member_type in member_types]
+    type_names = [member_type.type_name for member_type in member_types]
     is_optional = len(members) < len(arguments)
-    union_name = " | ".join([*names, "None"] if is_optional else names)
+    union_name = " | ".join([*type_names, "None"] if is_optional else type_names)
     # Bounds of one member type do not apply to the others.
     union_type = member_types[0] if len(members) == 1 else ValueType("")
     return dataclasses.replace(union_type, type_name=union_name, is_optional=is_optional)
@@ -108,8 +108,8 @@ def _format_annotation(annotation: object) -> str:
     if get_origin(annotation) is Annotated:
         return _format_annotation(get_args(annotation)[0])
     if get_origin(annotation) is dict:
-        key, value = map(_format_annotation, get_args(annotation))
-        return f"dict[{key}, {value}]"
+        key_type, value_type = map(_format_annotation, get_args(annotation))
+        return f"dict[{key_type}, {value_type}]"
     return str(annotation).replace("typing.", "")
 
 
@@ -198,7 +198,7 @@ def collect_section_keys(cls: type[Section], prefix: str = "") -> Mapping[str, K
 
 
 def make_section_key(path: str, cls: type[Section]) -> Key:
-    """Return the ``Key`` of section ``cls`` of a plugin; its docstring's summary is the help."""
+    """Return the ``Key`` of section ``cls`` of a plugin; its help is its docstring's summary."""
     # Help texts end without a full stop, because pages and messages append further text to them.
     summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()).removesuffix(".")
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
@@ -208,7 +208,11 @@ def make_section_key(path: str, cls: type[Section]) -> Key:
 def read_attribute_doc(cls: type, name: str) -> str:
     """Return the docstring below attribute ``name`` of ``cls`` or of one of its base classes."""
     # Search the class before its bases: a subclass may declare a key again with another docstring.
-    class_docs = (_read_attribute_docs(base) for base in cls.__mro__ if issubclass(base, Section))
+    class_docs = (
+        _read_attribute_docs(base_class)
+        for base_class in cls.__mro__
+        if issubclass(base_class, Section)
+    )
     return next((help_texts[name] for help_texts in class_docs if name in help_texts), "")
 
 
@@ -217,10 +221,10 @@ def _read_attribute_docs(cls: type) -> Mapping[str, str]:
     # Pydantic can read these docstrings too, but it does so when it creates the class. That would
     # add 0.1 s to every start, although only --help shows the texts.
     try:
-        module = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        syntax_tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):  # a class of an interactive session has no source file
         return {}
-    class_node: Any = module.body[0]
+    class_node: Any = syntax_tree.body[0]
     help_texts = {}
     for statement, next_statement in itertools.pairwise(class_node.body):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):

@@ -46,10 +46,10 @@ def read_section_or_raise(
     cls: type[SectionT], values: Mapping[str, Any] | None, path: str = ""
 ) -> SectionT:
     """Convert ``values`` to section ``cls``; raise ``ConfigError`` that names all wrong keys."""
-    reading = read_section(cls, values or {}, path)
-    if reading.problems or reading.section is None:
-        raise ConfigError(reading.problems.values())
-    return reading.section
+    read_result = read_section(cls, values or {}, path)
+    if read_result.problems or read_result.section is None:
+        raise ConfigError(read_result.problems.values())
+    return read_result.section
 
 
 def read_section(
@@ -57,33 +57,33 @@ def read_section(
 ) -> ReadResult[SectionT]:
     """Convert ``values`` to the section ``cls`` at the dotted ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
-    result: ReadResult[SectionT] = ReadResult()
+    read_result: ReadResult[SectionT] = ReadResult()
     # YAML and JSON have no tuples.
     remaining_values = _convert_values(values, cls, _convert_list_to_tuple)
     refused_keys: list[Key] = []
     # Validate again without the refused keys, so that checks of the other keys can run.
     while True:
         try:
-            result.section = cls.model_validate(remaining_values)
+            read_result.section = cls.model_validate(remaining_values)
             break
         except ValidationError as error:
-            errors = error.errors()
+            validation_errors = error.errors()
         accepted_values: dict[str, Any] = remaining_values
-        for details in errors:
+        for details in validation_errors:
             mistake = _Mistake.from_details(details, cls, prefix, remaining_values)
-            result.problems.setdefault(mistake.path, mistake.describe_mistake(cls, prefix))
+            read_result.problems.setdefault(mistake.path, mistake.describe_mistake(cls, prefix))
             refused_keys += [mistake.key] if mistake.key else []
             path_names = mistake.path.removeprefix(prefix).split(".")
             accepted_values = _without_key(accepted_values, path_names)
         # If all invalid keys are absent from the values, their defaults are invalid. Stop, because
         # removing values cannot help.
         if accepted_values == remaining_values:
-            return result
+            return read_result
         remaining_values = accepted_values
     for key in refused_keys:
         # Reading a refused key must raise MissingKeyError and not return the default.
-        delete_key(result.section, key.path.removeprefix(prefix))
-    return result
+        delete_key(read_result.section, key.path.removeprefix(prefix))
+    return read_result
 
 
 @dataclass(frozen=True)
@@ -102,25 +102,25 @@ class _Mistake:
         ``details`` may name an item inside the value of a key. The path of the mistake ends at
         this key.
         """
-        refusal = details.get("ctx", {}).get("error")
+        error = details.get("ctx", {}).get("error")
         location = [
             *details["loc"],
-            *([refusal.key] if isinstance(refusal, InvalidSettingError) else []),
+            *([error.key] if isinstance(error, InvalidSettingError) else []),
         ]
         path = prefix
         key: Key | None = None
         current_section: type[Section] | None = section
         value: Any = values
-        is_given = True
+        is_value_given = True
         while current_section is not None and location:
             name = str(location.pop(0))
             key = collect_direct_keys(current_section, path).get(name)
             path += f"{name}."
             # Use None if ``value`` is no dictionary: for ``a: 1``, the path ``a.b`` has no value.
-            is_given = isinstance(value, Mapping) and name in value
+            is_value_given = isinstance(value, Mapping) and name in value
             value = value.get(name) if isinstance(value, Mapping) else None
             current_section = key.section if key is not None else None
-        if not is_given and key is not None and not key.is_section:
+        if not is_value_given and key is not None and not key.is_section:
             value = key.default_value
         return cls(path.removesuffix("."), value, key, details)
 
@@ -209,8 +209,8 @@ def _convert_values(
 
 
 def _convert_list_to_tuple(value: Any, value_type: ValueType) -> Any:
-    is_tuple = isinstance(value, list) and value_type.container_type is tuple
-    return tuple(value) if is_tuple else value
+    should_be_tuple = isinstance(value, list) and value_type.container_type is tuple
+    return tuple(value) if should_be_tuple else value
 
 
 def _convert_text_value(value: Any, value_type: ValueType) -> Any:
@@ -245,8 +245,8 @@ def _parse_text(text: str, type_name: str) -> Any:
     lower_text = text.strip().lower()
     if type_name == "bool" and lower_text in TRUE_WORDS + FALSE_WORDS:
         return lower_text in TRUE_WORDS
-    parse = {"int": int, "float": float}.get(type_name)
+    parse_number = {"int": int, "float": float}.get(type_name)
     try:
-        return lower_text if parse is None else parse(lower_text)
+        return lower_text if parse_number is None else parse_number(lower_text)
     except ValueError:
         return text

@@ -40,7 +40,7 @@ _SECRET_FORM_PATTERN = re.compile(
     r"|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bya29\.[\w-]{16,}"
     r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,4000}\.[\w-]{8,}\.[\w-]{8,}"
 )
-_MASKED_TEXT = re.compile(rf"(\S*[:=]\s?|\S+ )?{re.escape(MASK)}(@\S*)?")
+_MASKED_TEXT_PATTERN = re.compile(rf"(\S*[:=]\s?|\S+ )?{re.escape(MASK)}(@\S*)?")
 # Minimum number of characters of a masked value: a shorter one may be an ordinary word.
 _MIN_MASKED_LENGTH = 8
 _registered_secrets: set[str] = set()
@@ -116,7 +116,7 @@ def _is_masked(value: object) -> bool:
     if isinstance(value, list | tuple):
         return any(_is_masked(item) for item in value)
     # Texts such as prompts may contain the characters of the mask.
-    return isinstance(value, str) and bool(_MASKED_TEXT.fullmatch(value))
+    return isinstance(value, str) and bool(_MASKED_TEXT_PATTERN.fullmatch(value))
 
 
 def _is_option_value(option: str, argument: object) -> bool:
@@ -126,8 +126,8 @@ def _is_option_value(option: str, argument: object) -> bool:
     return is_password or is_secret_name(option)
 
 
-def _holds_environment_variables(name: object, siblings: Mapping[Any, Any]) -> bool:
-    return name == "env_vars" or (name in ("env", "environment") and "command" in siblings)
+def _holds_environment_variables(name: object, mapping: Mapping[Any, Any]) -> bool:
+    return name == "env_vars" or (name in ("env", "environment") and "command" in mapping)
 
 
 def mask_arguments(arguments: Sequence[str]) -> list[str]:
@@ -147,7 +147,7 @@ def _mask_argument(argument: str) -> str:
 
 
 def register_secrets(values: Mapping[str, Any]) -> None:
-    """Make ``mask_text`` mask the secrets in ``values``, also where a text has no name for them."""
+    """Make ``mask_text`` mask the secrets in ``values``, also in texts without names of keys."""
     _registered_secrets.update(_iterate_secrets(values))
 
 
@@ -175,8 +175,8 @@ def _mask_patterns(text: str, is_command: bool = False) -> str:
     def mask_pair(match: re.Match[str]) -> str:
         option = match[1].strip("'\", \t\n")
         is_secret = is_secret_name(match[2]) or (is_command and _is_option_value(option, match[3]))
-        is_masked = is_secret and not match[3].startswith("$")
-        return f"{match[1]}{MASK}" if is_masked else match[0]
+        should_mask = is_secret and not match[3].startswith("$")
+        return f"{match[1]}{MASK}" if should_mask else match[0]
 
     text = _SECRET_FORM_PATTERN.sub(MASK, _URL_PASSWORD_PATTERN.sub(rf"\1:{MASK}@", text))
     return _OPTION_PATTERN.sub(mask_pair, _KEY_VALUE_PATTERN.sub(mask_pair, text))

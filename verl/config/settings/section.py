@@ -28,7 +28,7 @@ else:
         """Type of a key that is null until ``derive_values`` computes it: ``Derived[int]``."""
 
         def __class_getitem__(cls, value_type: object) -> object:
-            return Optional[value_type]  # noqa: UP045  kind may be any type expression
+            return Optional[value_type]  # noqa: UP045  it may be any type expression
 
 
 class Section(BaseModel):
@@ -96,7 +96,7 @@ VERL_AGENT = "verl-agent's examples"
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Annotation of a key without effect here, which scripts of the project ``set_by`` set.
+    """Annotation of a key that has no effect here, but that scripts of project ``set_by`` set.
 
     A key with ``instead`` (the key to set here) is refused, because in that project it changes
     tasks, training or rewards. A key without ``instead`` is ignored with a warning.
@@ -147,7 +147,7 @@ class EnvSection(Section):
         return None
 
     def list_max_step_waits(self) -> Mapping[str, float]:
-        """Map each key that limits a wait within one step to the longest wait, in seconds.
+        """Return, by key, the longest wait in one environment step that the key allows (seconds).
 
         The waits must be less than ``env.step_timeout_s``, after which the whole worker is stopped.
         """

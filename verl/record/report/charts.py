@@ -103,7 +103,7 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
 PADDING_SHARE = 0.04  # margin on both sides of the points, as a share of their range
 # Position on the x axis, as a share of its length, after which labels are drawn left of points.
 LABEL_LEFT_FROM = 0.88
-POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")  # fields of Series
+POINT_COLUMNS = ("xs", "ys", "low", "high", "x_low", "x_high", "labels")  # fields of Series
 
 
 @dataclass
@@ -111,8 +111,8 @@ class Series:
     """One curve of a chart: values ``ys`` over ``xs`` (training steps, or another metric).
 
     ``color`` is a colour name of the style sheet. ``low`` and ``high`` bound an interval around
-    each value of ``ys``, drawn as an error bar or, with ``band``, as a shaded area. ``left`` and
-    ``right`` bound an interval around each value of ``xs``. ``labels`` are drawn next to the
+    each value of ``ys``, drawn as an error bar or, with ``band``, as a shaded area. ``x_low`` and
+    ``x_high`` bound an interval around each value of ``xs``. ``labels`` are drawn next to the
     points. A click on a point opens the trajectories of its step, of the kind ``trajectory_kind``.
     """
 
@@ -127,8 +127,8 @@ class Series:
     labels: list[str] | None = None
     trajectory_kind: str = "train"
     band: bool = False
-    left: list[float] | None = None
-    right: list[float] | None = None
+    x_low: list[float] | None = None
+    x_high: list[float] | None = None
 
     def limit_points(self) -> "Series":
         """Return a series with every n-th point and the last one, about ``MAX_POINTS`` at most."""
@@ -165,9 +165,9 @@ class Chart:
         cls, declaration: Plot | Scatter, series: list[Series], **chart_fields: Any
     ) -> "Chart":
         """Return a chart of ``series`` with the title, axes and format of ``declaration``."""
-        names = {field.name for field in fields(cls)}
-        names &= {field.name for field in fields(declaration)}
-        declared_fields = {name: getattr(declaration, name) for name in names}
+        common_names = {field.name for field in fields(cls)}
+        common_names &= {field.name for field in fields(declaration)}
+        declared_fields = {name: getattr(declaration, name) for name in common_names}
         return cls(series=series, **declared_fields, **chart_fields)
 
     @property
@@ -233,8 +233,8 @@ def _format_hover_texts(series: Series, number_format: str) -> dict[str, Any]:
     if series.low is not None and series.high is not None:
         bounds = zip(series.low, series.high, strict=True)
         interval_texts = [f"{format_value(low)} to {format_value(high)}" for low, high in bounds]
-    values = [format_value(value) for value in series.ys]
-    texts = {"name": series.name, "color": series.color, "x": series.xs, "y": values}
+    value_texts = [format_value(value) for value in series.ys]
+    texts = {"name": series.name, "color": series.color, "x": series.xs, "y": value_texts}
     return texts | {"range": interval_texts, "trajectories": series.trajectory_kind}
 
 
@@ -244,9 +244,9 @@ def _stack_series(series: list[Series]) -> list[Series]:
     lower_sums = [0.0] * len(xs)
     layers = []
     for one_series in series:
-        values = dict(zip(one_series.xs, one_series.ys, strict=True))
+        y_by_x = dict(zip(one_series.xs, one_series.ys, strict=True))
         one_series.xs = xs
-        one_series.ys = [values.get(x, 0.0) for x in xs]  # 0 if it was not measured at a step
+        one_series.ys = [y_by_x.get(x, 0.0) for x in xs]  # 0 if it was not measured at a step
         upper_sums = list(map(add, lower_sums, one_series.ys))
         layers.append(Series(one_series.name, xs, upper_sums, one_series.color, low=lower_sums))
         lower_sums = upper_sums
@@ -260,17 +260,17 @@ def _make_scales(
 
     A limit in ``chart.y_range`` replaces the smallest or the largest value.
     """
-    values: list[float] = []
-    steps: list[float] = []
+    y_values: list[float] = []
+    x_values: list[float] = []
     for layer in layers:
-        values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
-        steps += [*layer.xs, *(layer.left or []), *(layer.right or [])]
-    values = values or [0.0, 1.0]
-    steps = steps or [0, 1]
-    y_low = min(values) if chart.y_range[0] is None else chart.y_range[0]
-    y_high = max(values) if chart.y_range[1] is None else chart.y_range[1]
+        y_values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
+        x_values += [*layer.xs, *(layer.x_low or []), *(layer.x_high or [])]
+    y_values = y_values or [0.0, 1.0]
+    x_values = x_values or [0, 1]
+    y_low = min(y_values) if chart.y_range[0] is None else chart.y_range[0]
+    y_high = max(y_values) if chart.y_range[1] is None else chart.y_range[1]
     if chart.log:
-        positive_values = [v for v in values if v > 0] or [1.0]
+        positive_values = [v for v in y_values if v > 0] or [1.0]
         ticks = compute_log_ticks(min(positive_values), max(positive_values))
     else:
         ticks = compute_linear_ticks(y_low, y_high, max(3, chart.height // 48))
@@ -280,13 +280,13 @@ def _make_scales(
     right_edge = chart.width - RIGHT
     if chart.kind == "points":
         # Pad the range at both ends. Do not go below 0 if no value is negative.
-        x_low, x_high = min(steps), max(steps)
+        x_low, x_high = min(x_values), max(x_values)
         padding = PADDING_SHARE * (x_high - x_low)
         x_low, x_high = max(x_low - padding, min(x_low, 0.0)), x_high + padding
         x_ticks = compute_linear_ticks(x_low, x_high, max(4, chart.width // 120))
         x = Scale(x_ticks[0], x_ticks[-1], LEFT, right_edge)
     else:
-        x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right_edge)
+        x = Scale(min(x_values), max(max(x_values), min(x_values) + 1), LEFT, right_edge)
         x_ticks = compute_step_ticks(int(x.low), int(x.high), max(5, chart.width // 90))
     y_top = ticks[-1] if chart.log else max(ticks[-1], y_high)
     y = Scale(ticks[0], y_top, chart.height - BOTTOM, TOP, chart.log)
@@ -342,8 +342,8 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
         error_bars = _whisker_paths(series, x, y)
         elements += [f'<path class="whisker {color}" d="{error_bar}"/>' for error_bar in error_bars]
     css_class = "faint" if series.faint else "line"
-    path = _svg_path(series.xs, series.ys, x, y)
-    elements.append(f'<path class="{css_class} {color}" d="M{path}"/>')
+    line_path = _svg_path(series.xs, series.ys, x, y)
+    elements.append(f'<path class="{css_class} {color}" d="M{line_path}"/>')
     if series.markers or len(series.xs) == 1:
         for step, value in zip(series.xs, series.ys, strict=True):
             elements.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
@@ -362,7 +362,7 @@ def _whisker_paths(series: Series, x: Scale, y: Scale) -> Iterator[str]:
     for step, low, high in zip(series.xs, series.low or (), series.high or (), strict=False):
         point_x, low_y, high_y = x(step), y(low), y(high)
         yield f"M{point_x} {low_y}V{high_y}M{point_x - 4} {low_y}h8M{point_x - 4} {high_y}h8"
-    for value, left, right in zip(series.ys, series.left or (), series.right or (), strict=False):
+    for value, left, right in zip(series.ys, series.x_low or (), series.x_high or (), strict=False):
         point_y, left_x, right_x = y(value), x(left), x(right)
         yield f"M{left_x} {point_y}H{right_x}M{left_x} {point_y - 4}v8M{right_x} {point_y - 4}v8"
 
@@ -371,8 +371,10 @@ def _draw_area(layer: Series, x: Scale, y: Scale) -> list[str]:
     lower_values = layer.low or [0.0] * len(layer.xs)
     if len(layer.xs) == 1:  # draw a single step as a bar across the chart
         high_y = y(layer.ys[0])
-        size = f'width="{x.end - x.start}" height="{y(lower_values[0]) - high_y}"'
-        return [f'<rect class="area c-{layer.color}" x="{x.start}" y="{high_y}" {size}/>']
+        size_attributes = f'width="{x.end - x.start}" height="{y(lower_values[0]) - high_y}"'
+        return [
+            f'<rect class="area c-{layer.color}" x="{x.start}" y="{high_y}" {size_attributes}/>'
+        ]
     upper_path = _svg_path(layer.xs, layer.ys, x, y)
     lower_path = _svg_path(layer.xs[::-1], lower_values[::-1], x, y)
     return [f'<path class="area c-{layer.color}" d="M{upper_path}L{lower_path}Z"/>']

@@ -44,15 +44,15 @@ def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     for run, run_settings in zip(runs, settings_of_runs, strict=True):
         runs_by_values[tuple(run_settings.get(key) for key in differing_keys)].append(run)
     runs_by_name: dict[str, list[RunData]] = {}
-    names = [key.rpartition(".")[2] for key in differing_keys]
-    for values, members in runs_by_values.items():
-        arm_name = ", ".join(f"{name}={v}" for name, v in zip(names, values, strict=True))
-        if not 0 < len(names) <= MAX_NAME_SETTINGS:
-            arm_name = _find_common_name(members)
+    short_keys = [key.rpartition(".")[2] for key in differing_keys]
+    for values, arm_runs in runs_by_values.items():
+        arm_name = ", ".join(f"{name}={v}" for name, v in zip(short_keys, values, strict=True))
+        if not 0 < len(short_keys) <= MAX_NAME_SETTINGS:
+            arm_name = _find_common_name(arm_runs)
         # Number the names: the directories of two arms may have the same common prefix.
         if arm_name in runs_by_name:
             arm_name = f"{arm_name} ({len(runs_by_name) + 1})"
-        runs_by_name[arm_name] = members
+        runs_by_name[arm_name] = arm_runs
     return runs_by_name
 
 
@@ -161,14 +161,14 @@ VALUE_COLUMNS = (
 
 def build_value_table(arms: Arms) -> TextTable:
     """Return the table of metrics before and after training: a line per arm, then per run."""
-    head = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
+    column_titles = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
     lines = []
     for name, runs in arms.items():
         lines.append([name, str(len(runs)), *_format_value_cells(runs)])
         for run in runs if len(runs) > 1 else ():
             seed = str(run.config_value("trainer.seed", ""))
             lines.append([f"· {run.directory.path.name}", seed, *_format_value_cells([run])])
-    return TextTable("Before and after", head, lines)
+    return TextTable("Before and after", column_titles, lines)
 
 
 def _format_value_cells(runs: Sequence[RunData]) -> list[str]:

@@ -98,22 +98,22 @@ def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]
 
     The keys are ``scatter.x`` and ``scatter.y``. The series is empty if a coordinate is missing.
     """
-    line = f"{scatter.table.prefix}/{name}"
+    metric_prefix = f"{scatter.table.prefix}/{name}"
     label = name.replace("_", " ")
     color = dict(scatter.colors).get(name, "accent")
     point = Series(label, [], [], color, labels=[label])
-    x = values.get(f"{line}/{scatter.x}")
-    y = values.get(f"{line}/{scatter.y}")
+    x = values.get(f"{metric_prefix}/{scatter.x}")
+    y = values.get(f"{metric_prefix}/{scatter.y}")
     if x is not None and y is not None:
         point.xs = [round(x, 2)]
         point.ys = [y]
-        point.low = [values.get(f"{line}/{scatter.y}_low", y)]
-        point.high = [values.get(f"{line}/{scatter.y}_high", y)]
-        x_low = values.get(f"{line}/{scatter.x}_low")
-        x_high = values.get(f"{line}/{scatter.x}_high")
+        point.low = [values.get(f"{metric_prefix}/{scatter.y}_low", y)]
+        point.high = [values.get(f"{metric_prefix}/{scatter.y}_high", y)]
+        x_low = values.get(f"{metric_prefix}/{scatter.x}_low")
+        x_high = values.get(f"{metric_prefix}/{scatter.x}_high")
         if x_low is not None and x_high is not None:
-            point.left = [x_low]
-            point.right = [x_high]
+            point.x_low = [x_low]
+            point.x_high = [x_high]
     return point
 
 
@@ -263,8 +263,8 @@ def _draw_tokens_chart(run: RunData) -> Chart:
         bounds = [run.success_interval(step) for step, _ in pairs]
         points.low = [low for low, _ in bounds]
         points.high = [high for _, high in bounds]
-        end_steps = (pairs[0][0], pairs[-1][0])
-        points.labels = [f"step {step}" if step in end_steps else "" for step, _ in pairs]
+        labelled_steps = (pairs[0][0], pairs[-1][0])
+        points.labels = [f"step {step}" if step in labelled_steps else "" for step, _ in pairs]
     return Chart(
         "Success against tokens",
         "share of successes",
@@ -316,13 +316,13 @@ def select_parts_of_step_time(run: RunData) -> list[TimePart]:
 def draw_time_section(run: RunData) -> DrawnSection:
     """Return the section with charts of seconds per training step (by part) and throughput."""
     section = draw_section(run, read_built_in_sections()["time"])
-    layers = [
+    time_series = [
         Series(part.label, *run.metric_points(part.metric), _get_curve_color(index))
         for index, part in enumerate(select_parts_of_step_time(run))
     ]
     y_range = (0.0, None)
     chart = Chart(
-        "Time per step", "seconds", layers, "stacked", number_format="seconds", y_range=y_range
+        "Time per step", "seconds", time_series, "stacked", number_format="seconds", y_range=y_range
     )
     section.charts.insert(0, chart)
     return section
@@ -357,15 +357,17 @@ def make_headline_cards(run: RunData) -> list[Card]:
             cards.append(
                 Card(headline_metric.label, headline_metric.number_format.format(last_mean), note)
             )
-    seconds = run.last_mean("timing_s/step", 5)
-    if seconds is not None:
-        total = format_duration(sum(run.metric_points("timing_s/step")[1]))
-        cards.append(Card("time per step", f"{seconds:.1f} s", f"{total} in all steps"))
-    difference = run.last_mean("training/rollout_probs_diff_mean")
-    if difference is not None:
-        tone = "bad" if difference > LARGE_MISMATCH else ""
+    step_seconds = run.last_mean("timing_s/step", 5)
+    if step_seconds is not None:
+        total_duration = format_duration(sum(run.metric_points("timing_s/step")[1]))
+        cards.append(
+            Card("time per step", f"{step_seconds:.1f} s", f"{total_duration} in all steps")
+        )
+    prob_difference = run.last_mean("training/rollout_probs_diff_mean")
+    if prob_difference is not None:
+        tone = "bad" if prob_difference > LARGE_MISMATCH else ""
         note = "mean difference of probabilities"
-        cards.append(Card("engine against trainer", format_number(difference), note, tone))
+        cards.append(Card("engine against trainer", format_number(prob_difference), note, tone))
     return cards
 
 
@@ -382,10 +384,10 @@ def _make_success_cards(run: RunData) -> list[Card]:
     cards = [Card("held-out success", f"{ys[-1]:.1%}", note)]
     if len(xs) > 1:
         first_low, first_high = run.success_interval(xs[0])
-        gain_points = 100 * (ys[-1] - ys[0])
+        gain_percent_points = 100 * (ys[-1] - ys[0])
         note = f"from {ys[0]:.1%} ({first_low:.1%} to {first_high:.1%}) at step {xs[0]}"
-        tone = "good" if gain_points > 0 else "bad"
-        cards.append(Card("gain over the start", f"{gain_points:+.1f} pts", note, tone))
+        tone = "good" if gain_percent_points > 0 else "bad"
+        cards.append(Card("gain over the start", f"{gain_percent_points:+.1f} pts", note, tone))
     return cards
 
 

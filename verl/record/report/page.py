@@ -65,9 +65,9 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
     ``path`` is a file that was not written by this function.
     """
     path = path or get_comparison_path(run_dirs)
-    groups = group_into_arms([load_run(run_dir) for run_dir in run_dirs])
-    title, sections = " against ".join(groups), draw_comparison_sections(groups)
-    html = _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
+    arms = group_into_arms([load_run(run_dir) for run_dir in run_dirs])
+    title, sections = " against ".join(arms), draw_comparison_sections(arms)
+    html = _render_template("comparison.html.j2", title=title, groups=arms, sections=sections)
     write_html_or_svg(path, html, "--out")
     return path
 
@@ -78,33 +78,33 @@ def render_report(run: RunData, stamp: str = "") -> str:
     With ``stamp`` the page is for ``LiveServer``, which sends trajectories on request. The page
     reloads when the server's stamp of the run's files differs from ``stamp``.
     """
-    files = select_files_within_budget(list_rollout_files(run.directory))
-    chunks = [compress_rollout_file(file) for file in files]
-    texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
-    head = _describe_run(run)
+    rollout_files = select_files_within_budget(list_rollout_files(run.directory))
+    chunks = [compress_rollout_file(file) for file in rollout_files]
+    encoded_chunks = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
+    run_description = _describe_run(run)
     return _render_template(
         "page.html.j2",
         stamp,
-        title=f"{head['project']} / {head['experiment']}",
-        head=head,
+        title=f"{run_description['project']} / {run_description['experiment']}",
+        head=run_description,
         cards=make_headline_cards(run),
         sections=draw_report_sections(run),
         index=encode_base64(compress_json(build_trajectory_index(chunks))),
         settings=list(flatten_config(run.config).items()),
         facts=_make_fact_rows(run.facts),
         table=_make_metric_rows(run),
-        chunks=[] if stamp else texts,
+        chunks=[] if stamp else encoded_chunks,
     )
 
 
-def _render_template(template: str, stamp: str = "", **values: object) -> str:
+def _render_template(template: str, stamp: str = "", **template_values: object) -> str:
     script = _join_files(SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     # Allow only this script: text of a trajectory must not be executed.
     security_policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     if stamp:
         security_policy += "; connect-src 'self'"
-    values |= {
+    template_values |= {
         "style": Markup(_join_files(STYLES)),
         "script": Markup(script),
         "policy": security_policy,
@@ -115,7 +115,7 @@ def _render_template(template: str, stamp: str = "", **values: object) -> str:
     # Names of tasks, settings and metrics are untrusted text and must not become markup.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(draw=draw_svg)
-    page = environment.get_template(template).render(values)
+    page = environment.get_template(template).render(template_values)
     # Replace lone surrogates, which cannot be encoded. Names of metrics and settings can have them.
     return page.encode(errors="replace").decode()
 
@@ -177,6 +177,6 @@ def _make_metric_rows(run: RunData) -> list[tuple[str, str, str, str]]:
     for name in run.metric_names:
         _, values = run.metric_points(name)
         if values:
-            first, last = format_number(values[0]), format_number(values[-1])
-            rows.append((name, first, last, str(len(values))))
+            first_text, last_text = format_number(values[0]), format_number(values[-1])
+            rows.append((name, first_text, last_text, str(len(values))))
     return rows

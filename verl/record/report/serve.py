@@ -117,13 +117,13 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         """Answer one request. Stop reading from a client that sends it too slowly."""
-        deadline = threading.Timer(REQUEST_TIMEOUT_S, _stop_reading, (self.connection,))
-        deadline.daemon = True
-        deadline.start()
+        deadline_timer = threading.Timer(REQUEST_TIMEOUT_S, _stop_reading, (self.connection,))
+        deadline_timer.daemon = True
+        deadline_timer.start()
         try:
             super().handle()
         finally:
-            deadline.cancel()
+            deadline_timer.cancel()
 
     def do_GET(self) -> None:
         """Send the report's page, its stamp (it changes with the run's files), or trajectories.
@@ -137,8 +137,8 @@ class RequestHandler(BaseHTTPRequestHandler):
             self.send_answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for localhost\n")
             return
         url_path = self.path.partition("?")[0]
-        key, separator, path = unquote(url_path).removeprefix("/").partition("/")
-        is_key_valid = secrets.compare_digest(key.encode(), self.server.key.encode())
+        requested_key, separator, path = unquote(url_path).removeprefix("/").partition("/")
+        is_key_valid = secrets.compare_digest(requested_key.encode(), self.server.key.encode())
         try:
             content = self.find_content(path) if is_key_valid and separator else None
         except (OSError, UsageError) as error:
@@ -160,8 +160,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         if path == "stamp":
             return "text/plain", self.server.compute_change_stamp().encode()
         folder, _, name = path.partition("/")
-        packed = self.server.pack_trajectories(name) if folder == "trajectories" else None
-        return None if packed is None else ("application/gzip", packed)
+        gzip_data = self.server.pack_trajectories(name) if folder == "trajectories" else None
+        return None if gzip_data is None else ("application/gzip", gzip_data)
 
     def get_requested_host(self) -> str:
         """Return the host name in the request's Host header; "" if there is none."""

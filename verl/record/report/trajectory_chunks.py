@@ -41,7 +41,9 @@ TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]
 # number of an alternative text of a turn -> returns of the trajectories that continued with it
 ReturnsByAlternative = Mapping[int, Sequence[float]]
 MEAN_RETURN_HINT = "mean return of the trajectories that continued from this turn with it"
-MEAN_RETURN = NumberColumn("mean_return", "executed return", "{:.2f}", MEAN_RETURN_HINT, best=True)
+MEAN_RETURN_COLUMN = NumberColumn(
+    "mean_return", "executed return", "{:.2f}", MEAN_RETURN_HINT, highlights_largest=True
+)
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ def list_rollout_files(directory: RunDirectory) -> list[RolloutFile]:
         is_validation = kind == "val"
         for step in run_directory.rollout_steps(is_validation):
             path = run_directory.rollout_path(step, is_validation)
-            tokens = None if is_validation else run_directory.token_path(step)
-            files.append(RolloutFile(path, kind, step, tokens))
+            token_file = None if is_validation else run_directory.token_path(step)
+            files.append(RolloutFile(path, kind, step, token_file))
     return sorted(files, key=lambda file: file.step)  # the order of equal steps is kept
 
 
@@ -115,23 +117,31 @@ def compress_rollout_file(file: RolloutFile) -> TrajectoryChunk:
 
     Raises ``UsageError`` if its rows are not trajectories of a run.
     """
-    status = file.path.stat()
+    file_status = file.path.stat()
     with convert_read_errors(file.path):
-        return _compress_cached(file, tuple(list_turn_views()), status.st_size, status.st_mtime_ns)
+        return _compress_cached(
+            file, tuple(list_turn_views()), file_status.st_size, file_status.st_mtime_ns
+        )
 
 
 @functools.lru_cache(maxsize=1024)
 def _compress_cached(
-    file: RolloutFile, views: tuple[TurnView, ...], size: int, _modified_ns: int
+    file: RolloutFile, views: tuple[TurnView, ...], file_size: int, _modified_ns: int
 ) -> TrajectoryChunk:
     rows = read_trajectories(file.path, MAX_FILE_BYTES)
-    tokens = _read_token_values(file.tokens) if file.tokens else {}
+    token_values = _read_token_values(file.tokens) if file.tokens else {}
     run_dir = file.path.parent.parent
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
-    outcomes = {view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes}
-    trajectories = [_make_trajectory_entry(row, views, tokens, outcomes) for row in rows]
-    summary = _summarize_trajectories(rows, file) | {"whole": size <= MAX_FILE_BYTES}
-    audited_names = {name for outcomes_of_view in outcomes.values() for name, _ in outcomes_of_view}
+    outcomes_by_key = {
+        view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes
+    }
+    trajectories = [
+        _make_trajectory_entry(row, views, token_values, outcomes_by_key) for row in rows
+    ]
+    summary = _summarize_trajectories(rows, file) | {"whole": file_size <= MAX_FILE_BYTES}
+    audited_names = {
+        name for outcomes_of_view in outcomes_by_key.values() for name, _ in outcomes_of_view
+    }
     if audited_names:
         summary["audited"] = [int(entry["name"] in audited_names) for entry in trajectories]
     return TrajectoryChunk(summary, compress_json({"trajectories": trajectories}))
@@ -155,7 +165,7 @@ def _summarize_trajectories(rows: Sequence[dict[str, Any]], file: RolloutFile) -
     task_by_group: dict[str, str] = {}
     for row in rows:
         task_by_group.setdefault(str(row.get("uid")), str(row.get("task_id")))
-    group_numbers = {uid: number for number, uid in enumerate(task_by_group)}
+    group_numbers = {uid: group_number for group_number, uid in enumerate(task_by_group)}
     return {
         "name": file.name,
         "kind": file.kind,
@@ -173,17 +183,23 @@ def _summarize_trajectories(rows: Sequence[dict[str, Any]], file: RolloutFile) -
 def _make_trajectory_entry(
     row: Mapping[str, Any],
     views: Sequence[TurnView],
-    tokens: TokenValues,
-    outcomes: Mapping[str, Outcomes],
+    token_values: TokenValues,
+    outcomes_by_key: Mapping[str, Outcomes],
 ) -> dict[str, Any]:
-    """Return the entry of a trajectory; ``outcomes`` are by key of the turns' alternatives."""
+    """Return the page's entry of a trajectory.
+
+    ``outcomes_by_key`` maps a key of the turns, which holds alternative texts, to the returns of
+    the trajectories that were continued with them.
+    """
     name = str(row.get("traj_uid"))
     steps = []
     for step in row["steps"]:
         turn_key = (name, step.get("step", 0))
-        outcomes_of_turn = {key: returns.get(turn_key, {}) for key, returns in outcomes.items()}
+        outcomes_of_turn = {
+            key: returns.get(turn_key, {}) for key, returns in outcomes_by_key.items()
+        }
         view_fields = collect_turn_view_fields(step, views, outcomes_of_turn)
-        steps.append(_make_turn_entry(step, view_fields, tokens.get(turn_key, {})))
+        steps.append(_make_turn_entry(step, view_fields, token_values.get(turn_key, {})))
     aborted = bool(row.get("aborted"))
     return {"name": name, "prompt": row.get("prompt", ""), "aborted": aborted, "steps": steps}
 
@@ -203,32 +219,32 @@ def _make_turn_entry(
     return entry
 
 
-def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _make_token_fields(step: Mapping[str, Any], token_values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens of a turn, and for each token the values by which the page colours it.
 
-    Returns the reply as one text if the turn has no token texts. ``values`` is the entry of the
-    turn in the token file.
+    Returns the reply as one text if the turn has no token texts. ``token_values`` is the entry of
+    the turn in the token file.
     """
-    state_field = {"state": values["state"]} if "state" in values else {}
+    state_field = {"state": token_values["state"]} if "state" in token_values else {}
     texts_and_advantages = step.get("token_credit") or []
     if not texts_and_advantages:
         return state_field | {"response": step.get("response", "")}
     advantages = [_round_or_zero(value) for _, value in texts_and_advantages]
-    mask = values.get("mask", [])
+    mask = token_values.get("mask", [])
     if sum(mask) != len(advantages):
         return state_field | {
             "tokens": [text for text, _ in texts_and_advantages],
             "overlays": {"advantage": advantages},
         }
     next_advantages = iter(advantages)
-    overlays = {"advantage": [next(next_advantages) if sampled else None for sampled in mask]}
+    overlays = {"advantage": [next(next_advantages) if is_sampled else None for is_sampled in mask]}
     # Fewer digits than in the file suffice for colours, and the page becomes half as large.
-    if "entropy" in values:
-        overlays["entropy"] = [round(value or 0.0, 2) for value in values["entropy"]]
-    if "gap" in values:
-        overlays["gap"] = [gap and float(f"{gap:.1g}") for gap in values["gap"]]
-    overlays["mask"] = values.get("weight", mask)
-    return state_field | {"tokens": values["tokens"], "overlays": overlays}
+    if "entropy" in token_values:
+        overlays["entropy"] = [round(value or 0.0, 2) for value in token_values["entropy"]]
+    if "gap" in token_values:
+        overlays["gap"] = [gap and float(f"{gap:.1g}") for gap in token_values["gap"]]
+    overlays["mask"] = token_values.get("weight", mask)
+    return state_field | {"tokens": token_values["tokens"], "overlays": overlays}
 
 
 def _round_or_zero(value: float | None) -> float:
@@ -261,7 +277,7 @@ def build_trajectory_index(chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
 
 def list_turn_views() -> list[TurnView]:
     """Return the views: labels, warnings and tables that methods and environments add to turns."""
-    step_views = [contribution.steps for contribution in load_contributions()]
+    step_views = [contribution.turn_view for contribution in load_contributions()]
     return [view for view in step_views if view is not None]
 
 
@@ -277,7 +293,7 @@ def collect_turn_view_fields(
     alternatives to a part of the turn, which the record has under one key. ``outcomes`` maps this
     key to the returns of trajectories that were continued with each alternative.
     """
-    badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
+    badges = [step[view.badge_key] for view in views if view.badge_key and step.get(view.badge_key)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
     tables = [
@@ -292,22 +308,24 @@ def collect_turn_view_fields(
 def _build_alternatives_table(
     step: Mapping[str, Any], view: AlternativesView, returns_by_alternative: ReturnsByAlternative
 ) -> dict[str, Any]:
-    alternatives = sorted(step[view.key], key=lambda alternative: alternative[view.badge])
-    titles = [(column.title, column.hint) for column in view.columns]
+    alternatives = sorted(step[view.key], key=lambda alternative: alternative[view.badge_key])
+    titles_and_hints = [(column.title, column.hint) for column in view.columns]
     columns = [_format_column(alternatives, column) for column in view.columns]
     if returns_by_alternative:
-        count = max(map(len, returns_by_alternative.values()))
-        titles.append((f"{MEAN_RETURN.title}, n = {count}", MEAN_RETURN.hint))
-        means = []
+        num_returns = max(map(len, returns_by_alternative.values()))
+        titles_and_hints.append(
+            (f"{MEAN_RETURN_COLUMN.title}, n = {num_returns}", MEAN_RETURN_COLUMN.hint)
+        )
+        mean_return_entries = []
         for alternative in alternatives:
-            returns = returns_by_alternative.get(alternative[view.badge])
-            means.append({MEAN_RETURN.key: fmean(returns)} if returns else {})
-        columns.append(_format_column(means, MEAN_RETURN))
+            returns = returns_by_alternative.get(alternative[view.badge_key])
+            mean_return_entries.append({MEAN_RETURN_COLUMN.key: fmean(returns)} if returns else {})
+        columns.append(_format_column(mean_return_entries, MEAN_RETURN_COLUMN))
     lines = [
         {
-            "number": alternative[view.badge],
+            "number": alternative[view.badge_key],
             "text": alternative[view.text],
-            "chosen": bool(alternative[view.chosen]),
+            "chosen": bool(alternative[view.chosen_key]),
             "cells": [column[index] for column in columns],
         }
         for index, alternative in enumerate(alternatives)
@@ -315,8 +333,8 @@ def _build_alternatives_table(
     note_key, note_template = view.note
     note = note_template.format(step[note_key]) if step.get(note_key) is not None else ""
     return {
-        "heads": [view.badge, view.text, *(title for title, _ in titles)],
-        "hints": ["", "", *(hint for _, hint in titles)],
+        "heads": [view.badge_key, view.text, *(title for title, _ in titles_and_hints)],
+        "hints": ["", "", *(hint for _, hint in titles_and_hints)],
         "lines": lines,
         "note": note,
     }
@@ -332,7 +350,9 @@ def _format_column(
     """
     values = [entry.get(column.key) for entry in entries]
     present_values = [value for value in values if value is not None]
-    best_value = max(present_values) if column.best and len(set(present_values)) > 1 else None
+    best_value = (
+        max(present_values) if column.highlights_largest and len(set(present_values)) > 1 else None
+    )
     cells = []
     for value in values:
         text = "" if value is None else column.number_format.format(value)
@@ -343,13 +363,13 @@ def _format_column(
 def read_trajectories(path: Path, max_characters: int | None = None) -> list[dict[str, Any]]:
     """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
-    A summary (``env.compact``) is stored in the turn before it, with the key ``summary``. Only the
-    first ``max_characters`` characters are read; trajectories that are not complete there are
-    skipped.
+    The policy's summary of an episode (``env.compact``) is stored in the turn before it, with the
+    key ``summary``. Only the first ``max_characters`` characters are read. Trajectories that are
+    not complete in this part of the file are skipped.
     """
     merged_rows: dict[str, dict[str, Any]] = {}
-    for count, line in enumerate(jsonl.read(path, max_characters)):
-        name = str(line.get("traj_uid", count))
+    for line_number, line in enumerate(jsonl.read(path, max_characters)):
+        name = str(line.get("traj_uid", line_number))
         row = merged_rows.setdefault(name, {**line, "steps": [], SUMMARY: []})
         row["steps"] += line.get("steps") or []
         row[SUMMARY] += [line[SUMMARY]] if line.get(SUMMARY) else []
@@ -366,18 +386,18 @@ def read_trajectories(path: Path, max_characters: int | None = None) -> list[dic
 
 def count_sampled_tokens(steps: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of sampled tokens of the turns ``steps`` and of their summaries."""
-    parts = [*steps, *(step[SUMMARY] for step in steps if step.get(SUMMARY))]
-    return sum(part.get("num_tokens") or 0 for part in parts)
+    turns_and_summaries = [*steps, *(step[SUMMARY] for step in steps if step.get(SUMMARY))]
+    return sum(turn_or_summary.get("num_tokens") or 0 for turn_or_summary in turns_and_summaries)
 
 
 def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a short successful and a short unsuccessful trajectory, of one task if possible."""
-    groups = defaultdict(list)
+    rows_by_group = defaultdict(list)
     for row in sorted(rows, key=lambda row: len(row["steps"])):
-        groups[row.get("uid")].append(row)
-    for members in groups.values():
-        if len({bool(row.get("won")) for row in members}) == 2:
-            return pick_first_of_each_outcome(members)
+        rows_by_group[row.get("uid")].append(row)
+    for group_rows in rows_by_group.values():
+        if len({bool(row.get("won")) for row in group_rows}) == 2:
+            return pick_first_of_each_outcome(group_rows)
     return pick_first_of_each_outcome(rows)
 
 

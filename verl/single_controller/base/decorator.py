@@ -126,11 +126,11 @@ def plan_calls(
         return _plan_dp_compute_proto(world_size, args, kwargs)
     values_by_name = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
     # DP_COMPUTE splits lists and tuples. ALL_TO_ALL splits only lists, as in verl.
-    entry_types = (list, tuple) if mode is Dispatch.DP_COMPUTE else list
+    splittable_types = (list, tuple) if mode is Dispatch.DP_COMPUTE else list
     indivisible_names = [
         name
         for name, value in values_by_name.items()
-        if not isinstance(value, entry_types) or len(value) != world_size
+        if not isinstance(value, splittable_types) or len(value) != world_size
     ]
     if mode is Dispatch.DP_COMPUTE and indivisible_names:
         raise ValueError(
@@ -149,8 +149,8 @@ def plan_calls(
 def _split_by_rank(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
     return [
         (
-            tuple(values[rank] for values in args),
-            {name: values[rank] for name, values in kwargs.items()},
+            tuple(rank_values[rank] for rank_values in args),
+            {name: rank_values[rank] for name, rank_values in kwargs.items()},
         )
         for rank in range(world_size)
     ]
@@ -183,22 +183,22 @@ def _plan_dp_compute_proto(
 def _read_rows_per_rank(
     tables: list[DataProto], num_rows: int, world_size: int
 ) -> list[int] | None:
-    counts_of_tables = [
+    row_counts_of_tables = [
         table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info
     ]
-    if not counts_of_tables:
+    if not row_counts_of_tables:
         return None
-    counts = list(counts_of_tables[0])
-    if any(list(table_counts) != counts for table_counts in counts_of_tables[1:]):
+    row_counts = list(row_counts_of_tables[0])
+    if any(list(table_counts) != row_counts for table_counts in row_counts_of_tables[1:]):
         raise ValueError(
-            f"the tables of one call have different {ROWS_PER_RANK}: {counts_of_tables}"
+            f"the tables of one call have different {ROWS_PER_RANK}: {row_counts_of_tables}"
         )
-    if len(counts) != world_size or sum(counts) != num_rows or min(counts) < 0:
+    if len(row_counts) != world_size or sum(row_counts) != num_rows or min(row_counts) < 0:
         raise ValueError(
-            f"{ROWS_PER_RANK}={counts} does not split {num_rows} rows over {world_size} ranks; "
+            f"{ROWS_PER_RANK}={row_counts} does not split {num_rows} rows over {world_size} ranks; "
             f"allowed: {world_size} counts of at least 0 with the sum {num_rows}"
         )
-    return counts
+    return row_counts
 
 
 def _split_argument(value: object, world_size: int, rows_per_rank: list[int] | None) -> list[Any]:
@@ -207,26 +207,26 @@ def _split_argument(value: object, world_size: int, rows_per_rank: list[int] | N
     if rows_per_rank is not None and value.keys():
         return _split_by_counts(value, rows_per_rank)
     # Pad with copied rows: a rank without rows could not take part in collective operations.
-    padded_table, padding = pad_dataproto_to_divisor(value, world_size)
+    padded_table, total_padding = pad_dataproto_to_divisor(value, world_size)
     rows_per_shard = len(padded_table) // world_size
     shards = padded_table.chunk(world_size)
     for rank, shard in enumerate(shards):
         rows_of_later_ranks = (world_size - 1 - rank) * rows_per_shard
-        num_padding = min(max(padding - rows_of_later_ranks, 0), rows_per_shard)
+        num_padding = min(max(total_padding - rows_of_later_ranks, 0), rows_per_shard)
         shard.meta_info[PADDING_ROWS] = num_padding
     return shards
 
 
 def _split_by_counts(table: DataProto, rows_per_rank: list[int]) -> list[DataProto]:
     shards: list[DataProto] = []
-    start = 0
-    for count in rows_per_rank:
+    first_row = 0
+    for num_rows in rows_per_rank:
         # Give a rank without rows a copy of the first row: it must take part in collectives.
-        shard = table[start : start + count] if count else table[:1]
+        shard = table[first_row : first_row + num_rows] if num_rows else table[:1]
         shard.meta_info.pop(ROWS_PER_RANK, None)
-        shard.meta_info[PADDING_ROWS] = int(not count)
+        shard.meta_info[PADDING_ROWS] = int(not num_rows)
         shards.append(shard)
-        start += count
+        first_row += num_rows
     return shards
 
 
@@ -239,13 +239,13 @@ def _join_without_empty_ranks(results: list[Any], rows_per_rank: list[int]) -> A
     if not all(isinstance(result, DataProto) for result in results):
         return results
     if all(result.keys() for result in results):
-        for result, count in zip(results, rows_per_rank, strict=True):
-            if len(result) != max(1, count):
+        for result, num_rows in zip(results, rows_per_rank, strict=True):
+            if len(result) != max(1, num_rows):
                 raise ValueError(
-                    f"a worker returned {len(result)} rows for a shard of {count} rows"
+                    f"a worker returned {len(result)} rows for a shard of {num_rows} rows"
                 )
         results_with_rows = [
-            result for result, count in zip(results, rows_per_rank, strict=True) if count
+            result for result, num_rows in zip(results, rows_per_rank, strict=True) if num_rows
         ]
         results = results_with_rows or results[:1]
     return _join_tables(results)

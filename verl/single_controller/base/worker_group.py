@@ -136,16 +136,16 @@ class GroupFuture:
         self._wait_for_results = wait
         self._collect = collect
         self._timeout_s = timeout_s
-        self._value: Any = None
+        self._group_result: Any = None
         self._is_ready = False
 
     def get(self, timeout_s: float | None = None) -> Any:
         """Return the result of the call. Wait at most ``timeout_s`` (None: the call's timeout)."""
         if not self._is_ready:
             results = self._wait_for_results(self._timeout_s if timeout_s is None else timeout_s)
-            self._value = self._collect(results)
+            self._group_result = self._collect(results)
             self._is_ready = True
-        return self._value
+        return self._group_result
 
 
 class WorkerGroup(ABC):

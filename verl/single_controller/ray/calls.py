@@ -47,7 +47,7 @@ def gather_results(refs: Sequence[Any], timeout_s: float, labels: Sequence[str])
     """
     deadline = time.monotonic() + timeout_s
     label_by_ref = dict(zip(refs, labels, strict=True))
-    values: dict[Any, Any] = {}
+    value_by_ref: dict[Any, Any] = {}
     pending_refs = list(label_by_ref)
     with mark_as_awaited(labels) as pending_labels:
         while pending_refs:
@@ -59,8 +59,8 @@ def gather_results(refs: Sequence[Any], timeout_s: float, labels: Sequence[str])
                 raise WorkerTimeoutError(
                     f"no answer after {timeout_s:g} s from: {', '.join(pending_labels)}"
                 )
-            _fetch_or_raise(finished_refs, pending_refs, label_by_ref, deadline, values)
-    return [values[ref] for ref in refs]
+            _fetch_or_raise(finished_refs, pending_refs, label_by_ref, deadline, value_by_ref)
+    return [value_by_ref[ref] for ref in refs]
 
 
 def _fetch_or_raise(
@@ -68,11 +68,13 @@ def _fetch_or_raise(
     pending_refs: list[Any],
     label_by_ref: dict[Any, str],
     deadline: float,
-    values: dict[Any, Any],
+    value_by_ref: dict[Any, Any],
 ) -> None:
-    """Put the values of the finished references into ``values``, or raise the first error."""
+    """Put the values of the finished references into ``value_by_ref``, or raise the first error."""
     for index, ref in enumerate(finished_refs):
-        error = _fetch_value(ref, label_by_ref[ref], max(0.0, deadline - time.monotonic()), values)
+        error = _fetch_value(
+            ref, label_by_ref[ref], max(0.0, deadline - time.monotonic()), value_by_ref
+        )
         if error is not None:
             other_refs = [*finished_refs[index + 1 :], *pending_refs]
             raise _find_root_cause(error, other_refs, label_by_ref)
@@ -80,22 +82,22 @@ def _fetch_or_raise(
 
 def _wait_for_some(pending_refs: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
     """Wait until a reference is finished, and return the finished references and the others."""
-    first_finished, unfinished_refs = ray.wait(pending_refs, num_returns=1, timeout=timeout_s)
-    if not first_finished or not unfinished_refs:
-        return first_finished, unfinished_refs
-    further_finished, unfinished_refs = ray.wait(
+    first_finished_refs, unfinished_refs = ray.wait(pending_refs, num_returns=1, timeout=timeout_s)
+    if not first_finished_refs or not unfinished_refs:
+        return first_finished_refs, unfinished_refs
+    further_finished_refs, unfinished_refs = ray.wait(
         unfinished_refs, num_returns=len(unfinished_refs), timeout=_FURTHER_RESULTS_WAIT_S
     )
-    return [*first_finished, *further_finished], unfinished_refs
+    return [*first_finished_refs, *further_finished_refs], unfinished_refs
 
 
 def _fetch_value(
-    ref: ray.ObjectRef, label: str, timeout_s: float, values: dict[Any, Any]
+    ref: ray.ObjectRef, label: str, timeout_s: float, value_by_ref: dict[Any, Any]
 ) -> Exception | None:
-    """Put the value of a finished reference into ``values``, or return its error."""
+    """Put the value of a finished reference into ``value_by_ref``, or return its error."""
     try:
         # The value has been computed. Allow 5 s for its transfer even if the deadline has passed.
-        values[ref] = ray.get(ref, timeout=max(5.0, timeout_s))
+        value_by_ref[ref] = ray.get(ref, timeout=max(5.0, timeout_s))
     except GetTimeoutError:
         return WorkerTimeoutError(
             f"the result could not be transferred in {timeout_s:g} s from: {label}"
@@ -117,7 +119,7 @@ def _fetch_value(
 def _find_root_cause(
     error: Exception, other_refs: list[Any], label_by_ref: dict[Any, str]
 ) -> Exception:
-    """Return the death of a process among ``other_refs``, or ``error`` if none is reported."""
+    """Return the ``WorkerDiedError`` among the errors of ``other_refs``, else ``error``."""
     deadline = time.monotonic() + _ROOT_CAUSE_WAIT_S
     while other_refs and not isinstance(error, WorkerDiedError):
         finished_refs, other_refs = _wait_for_some(
@@ -126,7 +128,10 @@ def _find_root_cause(
         if not finished_refs:
             break
         other_errors = [_fetch_value(ref, label_by_ref[ref], 0.0, {}) for ref in finished_refs]
-        error = next((death for death in other_errors if isinstance(death, WorkerDiedError)), error)
+        error = next(
+            (candidate for candidate in other_errors if isinstance(candidate, WorkerDiedError)),
+            error,
+        )
     return error
 
 

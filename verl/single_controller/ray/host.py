@@ -98,4 +98,11 @@ class WorkerHost:
 def find_network_interface(address: str) -> str:
     """Return the name of the network interface of this node with ``address``, "" if none has it."""
     interfaces = psutil.net_if_addrs().items()
-    return next((name for name, all_ in interfaces if address in {a.address for a in all_}), "")
+    return next(
+        (
+            name
+            for name, addresses in interfaces
+            if address in {entry.address for entry in addresses}
+        ),
+        "",
+    )

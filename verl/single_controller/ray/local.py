@@ -35,8 +35,8 @@ from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0  # default size of Ray's object store
-# Ray places an object store that exceeds the free shared memory on the disk. It refuses a store
-# larger than this that exceeds the free shared memory.
+# Largest object store that Ray puts on the disk if it exceeds the free shared memory. Ray does not
+# start with a larger one.
 MAX_DISK_STORE_GB = 10.0
 # The directory is in /tmp and not in TMPDIR, because the path of a socket in it is limited to 107
 # characters.
@@ -69,7 +69,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     import ray  # imported here: _prefer_loopback sets a variable that Ray reads at import
 
     if ray.is_initialized():
-        return _collect_ray_facts(ray, started=False)
+        return _collect_ray_facts(ray, is_started=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -80,14 +80,16 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # Ray would log the path of the token file at every start. Hide it: the returned dict has it.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    _protect_ray_token(create=is_local)
+    _protect_ray_token(should_create=is_local)
     ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options.log_to_driver}
     runtime_env = dict(options.runtime_env)
     if not is_local:
         # Workers on other nodes do not inherit the environment of this process.
-        forwarded = {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ}
-        if forwarded:
-            runtime_env["env_vars"] = forwarded | runtime_env.get("env_vars", {})
+        forwarded_values = {
+            name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ
+        }
+        if forwarded_values:
+            runtime_env["env_vars"] = forwarded_values | runtime_env.get("env_vars", {})
     if runtime_env:
         ray_arguments["runtime_env"] = runtime_env
     if is_local:
@@ -100,11 +102,11 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
                 ray.init(address=address, **ray_arguments)
     finally:
         os.environ.pop(RAY_OWNER, None)
-    _protect_ray_token(create=False)
+    _protect_ray_token(should_create=False)
     node_ip = ray.util.get_node_ip_address()
     if is_local and not node_ip.startswith("127."):
         logger.warning("Ray listens on %s, not only on the loopback interface", node_ip)
-    return _collect_ray_facts(ray, started=is_local)
+    return _collect_ray_facts(ray, is_started=is_local)
 
 
 @contextlib.contextmanager
@@ -207,10 +209,10 @@ def _prefer_loopback() -> None:
 def find_session_directory_problem() -> str:
     """Return an error message if ``PRIVATE_DIRECTORY`` cannot be used, else ""."""
     try:
-        status = PRIVATE_DIRECTORY.lstat()
+        directory_status = PRIVATE_DIRECTORY.lstat()
     except FileNotFoundError:
         return ""
-    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+    if stat.S_ISDIR(directory_status.st_mode) and directory_status.st_uid == os.getuid():
         return ""
     return (
         f"{PRIVATE_DIRECTORY}: is not a directory of this user, but must hold Ray's session "
@@ -258,7 +260,7 @@ def find_ray_token_path() -> Path | None:
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
-def _protect_ray_token(create: bool) -> None:
+def _protect_ray_token(should_create: bool) -> None:
     path = find_ray_token_path()
     if path is None:
         if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
@@ -267,7 +269,7 @@ def _protect_ray_token(create: bool) -> None:
                 os.environ["RAY_AUTH_MODE"],
             )
         return
-    if create and not path.exists():
+    if should_create and not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_ray_token(path)
     if path.exists() and path.stat().st_uid == os.getuid() and path.stat().st_mode & 0o077:
@@ -277,8 +279,8 @@ def _protect_ray_token(create: bool) -> None:
 def _write_ray_token(path: Path) -> None:
     # Write a temporary file and link it to ``path``, so that no process reads an incomplete token.
     temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+    file_descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(file_descriptor, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32))
     try:
         os.link(temporary_path, path)
@@ -288,11 +290,11 @@ def _write_ray_token(path: Path) -> None:
         temporary_path.unlink()
 
 
-def _collect_ray_facts(ray: ModuleType, started: bool) -> dict[str, Any]:
+def _collect_ray_facts(ray: ModuleType, is_started: bool) -> dict[str, Any]:
     resources = ray.cluster_resources()
     return {
         "address": ray.get_runtime_context().gcs_address,
-        "started": started,
+        "started": is_started,
         "num_cpus": resources.get("CPU", 0.0),
         "num_gpus": resources.get("GPU", 0.0),
     }

@@ -73,30 +73,30 @@ def collect_stacks_of_other_nodes(folder: Path) -> RemoteStacks:
     """
     if not ray.is_initialized():
         return RemoteStacks()
-    driver_node = ray.get_runtime_context().get_node_id()
+    driver_node_id = ray.get_runtime_context().get_node_id()
     stacks_task = ray.remote(num_cpus=0, max_retries=0)(collect_local_stacks)
-    node_names = {}
-    unanswered = []
+    node_name_by_ref = {}
+    silent_node_messages = []
     for node in ray.nodes():
-        name = f"node {format_node_name(node)}"
+        node_name = f"node {format_node_name(node)}"
         if is_lost(node):
-            unanswered.append(f"{name} is gone")
-        elif node["Alive"] and node["NodeID"] != driver_node:
+            silent_node_messages.append(f"{node_name} is gone")
+        elif node["Alive"] and node["NodeID"] != driver_node_id:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ref = stacks_task.options(scheduling_strategy=strategy).remote(folder)
-            node_names[ref] = name
-    if not node_names:
-        return RemoteStacks(silent_nodes=tuple(unanswered))
+            node_name_by_ref[ref] = node_name
+    if not node_name_by_ref:
+        return RemoteStacks(silent_nodes=tuple(silent_node_messages))
     answered_refs, late_refs = ray.wait(
-        list(node_names), num_returns=len(node_names), timeout=STACKS_TIMEOUT_S
+        list(node_name_by_ref), num_returns=len(node_name_by_ref), timeout=STACKS_TIMEOUT_S
     )
-    sections = [f"\n== {node_names[ref]}\n{_get_stacks(ref)}" for ref in answered_refs]
-    sections += [
-        f"\n== {node_names[ref]}\nit did not answer within {STACKS_TIMEOUT_S:g} s\n"
+    node_reports = [f"\n== {node_name_by_ref[ref]}\n{_get_stacks(ref)}" for ref in answered_refs]
+    node_reports += [
+        f"\n== {node_name_by_ref[ref]}\nit did not answer within {STACKS_TIMEOUT_S:g} s\n"
         for ref in late_refs
     ]
-    unanswered += [f"{node_names[ref]} does not answer" for ref in late_refs]
-    return RemoteStacks("".join(sections), tuple(unanswered))
+    silent_node_messages += [f"{node_name_by_ref[ref]} does not answer" for ref in late_refs]
+    return RemoteStacks("".join(node_reports), tuple(silent_node_messages))
 
 
 def _get_stacks(ref: ray.ObjectRef) -> str:

@@ -65,8 +65,8 @@ class RayResourcePool:
 
     def actor_resources(self) -> dict[str, float]:
         """Return the Ray options ``num_cpus`` and ``num_gpus`` of one rank of a worker group."""
-        gpus = 1.0 / self.max_colocate_count if self.use_gpu else 0
-        return {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
+        gpus_per_rank = 1.0 / self.max_colocate_count if self.use_gpu else 0
+        return {"num_cpus": self.cpus_per_worker, "num_gpus": gpus_per_rank}
 
     def reserve_slots(self) -> list[PlacementGroupSchedulingStrategy]:
         """Reserve the devices on the first call. Return a scheduling strategy for each rank.
@@ -101,9 +101,9 @@ class RayResourcePool:
         GPU completely, so that the task cannot start.
         """
         task_resources = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
-        id_task = ray.remote(_get_device_id)
+        device_id_task = ray.remote(_get_device_id)
         refs = [
-            id_task.options(scheduling_strategy=strategy, **task_resources).remote()
+            device_id_task.options(scheduling_strategy=strategy, **task_resources).remote()
             for strategy in self.reserve_slots()
         ]
         labels = [f"{self.name_prefix}[device {index}]" for index in range(len(refs))]
@@ -115,31 +115,31 @@ class RayResourcePool:
         if self.use_gpu:
             bundle["GPU"] = 1.0
         deadline = time.monotonic() + self.timeout_s
-        for node_index, count in enumerate(self.process_on_nodes):
+        for node_index, num_devices in enumerate(self.process_on_nodes):
             # Create one placement group per node: STRICT_PACK puts a whole group on one node.
             group = placement_group(
-                [dict(bundle)] * count,
+                [dict(bundle)] * num_devices,
                 strategy="STRICT_PACK",
                 name=f"{self.name_prefix}_{node_index}",
                 # Ray would prefer a node that already has ranks of this pool.
-                _soft_target_node_id=self._find_unused_node(bundle, count),
+                _soft_target_node_id=self._find_unused_node(bundle, num_devices),
             )
             self._placement_groups.append(group)
             # Wait at least 0.1 s, even after the deadline. This is enough if resources are free.
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
-                available = ray.available_resources()
-                free_resources = {key: available.get(key, 0.0) for key in ("CPU", "GPU")}
+                available_resources = ray.available_resources()
+                free_resources = {key: available_resources.get(key, 0.0) for key in ("CPU", "GPU")}
                 self.shutdown()
                 raise WorkerTimeoutError(
-                    f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not "
+                    f"resource pool {self.name_prefix!r}: {num_devices} x {bundle} on one node not "
                     f"granted in {self.timeout_s:g} s; free in the cluster: {free_resources}; fix: "
                     "request fewer devices, raise ray_init.num_cpus, or shut down groups that hold "
                     "resources"
                 )
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 
-    def _find_unused_node(self, bundle: dict[str, float], count: int) -> str | None:
-        """Return the id of a node that can hold ``count`` bundles and has no ranks of this pool.
+    def _find_unused_node(self, bundle: dict[str, float], num_bundles: int) -> str | None:
+        """Return the id of a node that can hold ``num_bundles`` and has no ranks of this pool.
 
         A node without any reservation is preferred, then the node with most free resources. Return
         None if no node suffices.
@@ -153,12 +153,16 @@ class RayResourcePool:
         for node in ray.nodes():
             free_amounts = Counter(node["Resources"] if node["Alive"] else {})
             free_amounts.subtract(reserved_by_node.get(node["NodeID"], {}))
-            capacity = min(
-                free_amounts[resource] / (amount * count) for resource, amount in bundle.items()
+            capacity_ratio = min(
+                free_amounts[resource] / (amount * num_bundles)
+                for resource, amount in bundle.items()
             )
             # 1e-6 tolerates rounding errors: numbers of CPUs can be fractions.
-            if capacity > 1 - 1e-6 and node["NodeID"] not in used_node_ids:
-                rating_by_node[node["NodeID"]] = (node["NodeID"] not in reserved_by_node, capacity)
+            if capacity_ratio > 1 - 1e-6 and node["NodeID"] not in used_node_ids:
+                rating_by_node[node["NodeID"]] = (
+                    node["NodeID"] not in reserved_by_node,
+                    capacity_ratio,
+                )
         return max(rating_by_node, key=rating_by_node.__getitem__, default=None)
 
     def shutdown(self) -> None:
@@ -180,5 +184,5 @@ def _sum_reserved_resources() -> dict[str, Counter[str]]:
 
 def _get_device_id() -> str:
     """Return the id of the GPU that Ray assigned to this process."""
-    (device,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-    return device
+    (device_id,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return device_id

@@ -112,9 +112,11 @@ class RayWorkerGroup(WorkerGroup):
         start_timeout_s: float = 180.0,
     ) -> None:
         roles = ray_cls_with_init.roles
-        sole_spec = roles.get(SOLE_ROLE)
-        name = name_prefix or (sole_spec.worker_cls.__name__ if sole_spec else "+".join(roles))
-        worker_cls = sole_spec.worker_cls if sole_spec else object
+        sole_role_spec = roles.get(SOLE_ROLE)
+        name = name_prefix or (
+            sole_role_spec.worker_cls.__name__ if sole_role_spec else "+".join(roles)
+        )
+        worker_cls = sole_role_spec.worker_cls if sole_role_spec else object
         super().__init__(worker_cls, resource_pool.world_size, name, call_timeout_s)
         self._role = SOLE_ROLE
         self._roles = roles
@@ -170,10 +172,10 @@ class RayWorkerGroup(WorkerGroup):
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
         for strategy in pool.reserve_slots():
-            options = {"scheduling_strategy": strategy, **resources}
-            self._actors.append(actor_cls.options(**options).remote())
+            actor_options = {"scheduling_strategy": strategy, **resources}
+            self._actors.append(actor_cls.options(**actor_options).remote())
         refs = [actor.describe_location.remote() for actor in self._actors]
-        self.placement = gather_results(
+        self.rank_locations = gather_results(
             refs, timeout_s, self._make_labels(f"start with {resources}")
         )
         address, port = ray_get(
@@ -182,12 +184,12 @@ class RayWorkerGroup(WorkerGroup):
             f"{self.name}[rank 0].open_rendezvous_socket",
         )
         environments = [
-            {**spec.env_vars, **env}
-            for env in make_rank_environments(self.placement, address, port)
+            {**spec.env_vars, **rank_environment}
+            for rank_environment in make_rank_environments(self.rank_locations, address, port)
         ]
         refs = [
-            actor.set_environment.remote(env, sys.path)
-            for actor, env in zip(self._actors, environments, strict=True)
+            actor.set_environment.remote(rank_environment, sys.path)
+            for actor, rank_environment in zip(self._actors, environments, strict=True)
         ]
         gather_results(refs, timeout_s, self._make_labels("set_environment"))
         for role, role_spec in spec.roles.items():
@@ -222,33 +224,33 @@ def _unwrap_class(cls: object) -> type:
     if isinstance(cls, type):
         return cls
     # A class wrapped by ray.remote has the original class in its metadata.
-    metadata = getattr(cls, "__ray_metadata__", None)
-    if metadata is None:
+    ray_metadata = getattr(cls, "__ray_metadata__", None)
+    if ray_metadata is None:
         raise TypeError(f"{cls!r} is not a class; allowed: a class, plain or from ray.remote")
-    return metadata.modified_class.__ray_actor_class__
+    return ray_metadata.modified_class.__ray_actor_class__
 
 
 def make_rank_environments(
-    placement: list[dict[str, Any]], address: str, port: int
+    rank_locations: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
     """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``.
 
-    ``placement`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port`` are
-    those of the rendezvous socket. Ranks on several nodes let Gloo use the interface of the node's
-    address. By default Gloo would use the address of the host name. On many systems that is a
-    loopback address.
+    ``rank_locations`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port``
+    are those of the rendezvous socket. Ranks on several nodes let Gloo use the interface of the
+    node's address. By default Gloo would use the address of the host name. On many systems that is
+    a loopback address.
     """
-    num_ranks_by_node = Counter(location["node_id"] for location in placement)
+    num_ranks_by_node = Counter(location["node_id"] for location in rank_locations)
     local_ranks_by_node: Counter = Counter()
     loopback_environment = make_loopback_environment(address)
     environments = []
-    for rank, location in enumerate(placement):
+    for rank, location in enumerate(rank_locations):
         interface = location["interface"]
         interface_environment = {GLOO_INTERFACE: interface} if interface else {}
         environments.append(
             {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(len(placement)),
+                "WORLD_SIZE": str(len(rank_locations)),
                 "LOCAL_RANK": str(local_ranks_by_node[location["node_id"]]),
                 "LOCAL_WORLD_SIZE": str(num_ranks_by_node[location["node_id"]]),
                 "MASTER_ADDR": address,
@@ -267,22 +269,29 @@ def make_loopback_environment(address: str) -> dict[str, str]:
     """
     if not address.startswith("127."):
         return {}
-    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    return {GLOO_INTERFACE: name, "NCCL_SOCKET_IFNAME": name}
+    loopback_interface = next(
+        (
+            loopback_interface
+            for _, loopback_interface in socket.if_nameindex()
+            if loopback_interface.startswith("lo")
+        ),
+        "lo",
+    )
+    return {GLOO_INTERFACE: loopback_interface, "NCCL_SOCKET_IFNAME": loopback_interface}
 
 
 def _store_shared_arguments(calls: list[Call]) -> list[Call]:
     """Replace arguments that several ranks receive by references to Ray's object store."""
-    values = [
+    large_arguments = [
         value
         for args, kwargs in calls
         for value in (*args, *kwargs.values())
         if not isinstance(value, _SMALL_TYPES)
     ]
-    counts = Counter(map(id, values))
+    num_uses_by_id = Counter(map(id, large_arguments))
     refs: dict[int, ray.ObjectRef] = {}
-    for value in values:
-        if counts[id(value)] > 1 and id(value) not in refs:
+    for value in large_arguments:
+        if num_uses_by_id[id(value)] > 1 and id(value) not in refs:
             refs[id(value)] = ray.put(value)
 
     def replace_by_ref(value: object) -> object:

@@ -105,26 +105,26 @@ def run_audit_preflight_checks(
     reward_problems = list(find_audited_reward_problems(cfg))
     if reward_problems:
         return PreflightResult(reward_problems)
-    rlvcr = get_rlvcr_settings(cfg.algorithm)
+    rlvcr_settings = get_rlvcr_settings(cfg.algorithm)
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
         return PreflightResult([Problem(str(error), get_problem_code(error))])
-    has_levels = should_request_levels(cfg)
-    num_options = len(LEVELS) if has_levels else rlvcr.audit_actions
-    num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
+    has_thinking_levels = should_request_levels(cfg)
+    num_options = len(LEVELS) if has_thinking_levels else rlvcr_settings.audit_actions
+    num_tasks = min(rlvcr_settings.audit_tasks, rlvcr_settings.audit_points)
     num_tasks = min(num_tasks, preflight_result.facts.get("val_tasks") or num_tasks)
-    source_text = f"{num_tasks} validation tasks x {cfg.env.rollout.n} trajectories"
-    max_trajectories = rlvcr.audit_points * num_options * rlvcr.audit_plays
+    trajectories_text = f"{num_tasks} validation tasks x {cfg.env.rollout.n} trajectories"
+    max_trajectories = rlvcr_settings.audit_points * num_options * rlvcr_settings.audit_plays
     if recorded_trajectories:
-        source_text = f"{len(recorded_trajectories)} recorded trajectories"
-    options_text = f"{num_options} {'levels' if has_levels else 'actions'}"
+        trajectories_text = f"{len(recorded_trajectories)} recorded trajectories"
+    options_text = f"{num_options} {'levels' if has_thinking_levels else 'actions'}"
     audit_text = (
-        f"{source_text}; from {rlvcr.audit_points} of their turns at most, {options_text} "
-        f"x {rlvcr.audit_plays} trajectories = {max_trajectories:,} at most"
+        f"{trajectories_text}; from {rlvcr_settings.audit_points} of their turns at most, "
+        f"{options_text} x {rlvcr_settings.audit_plays} trajectories = {max_trajectories:,} at most"
     )
     return PreflightResult(
-        preflight_result.problems, {**preflight_result.facts, "audit": audit_text}
+        preflight_result.problems, {**preflight_result.facts, "audit_text": audit_text}
     )
 
 
@@ -133,14 +133,14 @@ def find_audited_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
     key = find_post_rollout_reward_key(cfg)
     if key is None:
         return
-    overrides = {
+    override_by_key = {
         "custom_reward_function.path": "custom_reward_function.path=null",
         "reward_model.enable": "reward_model.enable=false reward_model.model.path=null "
         "reward_model.weight=1 reward_model.rule_weight=1",
     }
     why = "the run trains on its scores, but an audit measures returns of the environment"
     allowed = "rewards of the environment"
-    fix = f"audit the credit for rewards of the environment: {overrides[key]}"
+    fix = f"audit the credit for rewards of the environment: {override_by_key[key]}"
     yield build_conflict(cfg, key, why, allowed, fix)
 
 
@@ -159,14 +159,14 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
     )
     from verl.trainer.launch.preflight_prompts import open_task_environments
 
-    rlvcr = get_rlvcr_settings(cfg.algorithm)
-    scores_file = rlvcr.audit_scores_file
+    rlvcr_settings = get_rlvcr_settings(cfg.algorithm)
+    scores_file = rlvcr_settings.audit_scores_file
     external_scores = {} if scores_file is None else read_external_scores(scores_file)
     recorded_trajectories = []
-    if rlvcr.audit_trajectories is not None:
+    if rlvcr_settings.audit_trajectories is not None:
         task_lists = [envs.task_list for envs in open_task_environments(cfg)]
         tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
-        recorded_trajectories = read_recorded_trajectories(rlvcr.audit_trajectories, tasks)
+        recorded_trajectories = read_recorded_trajectories(rlvcr_settings.audit_trajectories, tasks)
     refuse_ambiguous_scores(external_scores, recorded_trajectories, cfg.env.rollout.n)
     return recorded_trajectories, external_scores
 
@@ -190,32 +190,34 @@ def run_audit(cfg: PPOConfig) -> None:
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare(will_train=False)
-        rlvcr = get_rlvcr_settings(cfg.algorithm)
+        rlvcr_settings = get_rlvcr_settings(cfg.algorithm)
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
-        num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
+        num_tasks = min(
+            rlvcr_settings.audit_tasks, rlvcr_settings.audit_points, len(trainer.val_envs.task_list)
+        )
         tasks = trainer.val_envs.gen_batch(1, num_tasks)
         tasks.meta_info[PRICE_MULTIPLIER] = trainer.price_controller.multiplier
-        data, scored_rows, audited_turns = run.collector.audit_loop(
+        rollout_rows, scored_rows, audited_turns = run.collector.audit_loop(
             tasks, trainer.workers, trainer.val_envs, recorded_trajectories
         )
-        num_failed = data.meta_info["metrics"]["audit/points_failed"]
+        num_failed = rollout_rows.meta_info["metrics"]["audit/points_failed"]
         if num_failed:
             logger.warning(
                 "%d of %d points are ignored: a rollout failed, or no other action was sampled",
                 num_failed,
                 num_failed + len(audited_turns),
             )
-        trainer.journal.log_rollouts(trainer.global_step, data)
+        trainer.journal.log_rollouts(trainer.global_step, rollout_rows)
         scored_rows = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored_rows))
         audited_turns, skip_reasons = add_credits(audited_turns, scored_rows, cfg)
         audited_turns = add_external_scores(audited_turns, external_scores)
         for name, reason in skip_reasons.items():
             logger.info("estimator %s is skipped: %s", name, reason)
-        result = correlate_scores(audited_turns)
+        audit_result = correlate_scores(audited_turns)
         # Write the file first, because the report reads it.
         directory = Path(cfg.trainer.default_local_dir)
-        path = write_audit_file(audited_turns, result, directory, skip_reasons)
-        metrics = compute_audit_metrics(result)
+        path = write_audit_file(audited_turns, audit_result, directory, skip_reasons)
+        metrics = compute_audit_metrics(audit_result)
         metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish_run()
@@ -223,8 +225,8 @@ def run_audit(cfg: PPOConfig) -> None:
     logger.info(
         "%d points, %d trajectories with each level or action; two audits of these points would "
         "correlate by %.2f; all trajectories: %s",
-        result.points,
-        result.rollouts_per_option,
-        result.reliability,
+        audit_result.points,
+        audit_result.rollouts_per_option,
+        audit_result.reliability,
         path,
     )

@@ -48,39 +48,44 @@ def add_credits(
     A variant is an estimator with certain config values. It is skipped if the rows lack a column
     that it needs, or if it refuses the settings. The returned dict maps its name to the reason.
     """
-    plain_rows = _add_rlvcr_columns(scored_rows, cfg)
-    decisions = _DecisionTokens(audited_turns, plain_rows)
-    step_scores = _compute_scores_without_estimator(decisions, plain_rows)
+    rlvcr_rows = _add_rlvcr_columns(scored_rows, cfg)
+    decision_tokens = _DecisionTokens(audited_turns, rlvcr_rows)
+    step_scores = _compute_scores_without_estimator(decision_tokens, rlvcr_rows)
     level_scores: dict[str, list[list[float]]] = {}
     skip_reasons: dict[str, str] = {}
     for estimator in sorted(ADV_ESTIMATORS):
-        for name, settings in ESTIMATOR_VARIANTS.get(estimator, {estimator: {}}).items():
+        for variant_name, settings in ESTIMATOR_VARIANTS.get(estimator, {estimator: {}}).items():
             variant_cfg = cfg.with_values({"algorithm.adv_estimator": estimator, **settings})
-            rows = plain_rows
+            rows = rlvcr_rows
             if estimator in ESTIMATOR_VARIANTS:
                 rows = _add_rlvcr_columns(scored_rows, variant_cfg)
             missing_inputs = find_missing_inputs(ADV_ESTIMATORS[estimator], rows.keys())
             if missing_inputs:
-                skip_reasons[name] = f"the rows lack {', '.join(missing_inputs)}"
+                skip_reasons[variant_name] = f"the rows lack {', '.join(missing_inputs)}"
                 continue
             try:
                 compute_advantage(rows, variant_cfg)
-            except ValueError as error:  # settings that this estimator refuses, or user code
-                skip_reasons[name] = str(error)
+            except ValueError as error:  # refused settings, or an error of user code
+                skip_reasons[variant_name] = str(error)
                 continue
-            credit = decisions.average_tokens(rows.batch["advantages"])
-            if name != POSTERIOR_VARIANT:
-                step_scores[name] = credit.tolist()
+            credit = decision_tokens.average_tokens(rows.batch["advantages"])
+            if variant_name != POSTERIOR_VARIANT:
+                step_scores[variant_name] = credit.tolist()
             else:
-                level_scores[name] = _compute_posterior_credit(decisions, rows, credit).tolist()
+                level_scores[variant_name] = _compute_posterior_credit(
+                    decision_tokens, rows, credit
+                ).tolist()
     audited_turns = [
         replace(
-            point,
-            scores=dict(point.scores)
-            | {name: tuple(level_values[i]) for name, level_values in level_scores.items()},
-            step_scores={name: values[i] for name, values in step_scores.items()},
+            audited_turn,
+            scores=dict(audited_turn.scores)
+            | {
+                variant_name: tuple(level_values[i])
+                for variant_name, level_values in level_scores.items()
+            },
+            step_scores={variant_name: values[i] for variant_name, values in step_scores.items()},
         )
-        for i, point in enumerate(audited_turns)
+        for i, audited_turn in enumerate(audited_turns)
     ]
     return audited_turns, skip_reasons
 
@@ -101,16 +106,14 @@ class _DecisionTokens:
             )
             for step in steps
         }
-        self._rows = torch.tensor(
-            [row_by_turn[point.traj_uid, point.step] for point in audited_turns]
-        )
-        steps = torch.tensor([point.step for point in audited_turns]).unsqueeze(-1)
+        self._rows = torch.tensor([row_by_turn[turn.traj_uid, turn.step] for turn in audited_turns])
+        steps = torch.tensor([turn.step for turn in audited_turns]).unsqueeze(-1)
         is_token_of_turn = data.batch["step_ids"][self._rows] == steps
-        tokens = (is_token_of_turn & data.batch["response_mask"][self._rows].bool()).double()
+        decision_mask = (is_token_of_turn & data.batch["response_mask"][self._rows].bool()).double()
         if CHOICE_MASK in data.batch:
-            digit_mask = tokens * data.batch[CHOICE_MASK][self._rows]
-            tokens = torch.where(digit_mask.any(-1, keepdim=True), digit_mask, tokens)
-        self._weights = tokens / tokens.sum(-1, keepdim=True).clamp(min=1)
+            digit_mask = decision_mask * data.batch[CHOICE_MASK][self._rows]
+            decision_mask = torch.where(digit_mask.any(-1, keepdim=True), digit_mask, decision_mask)
+        self._weights = decision_mask / decision_mask.sum(-1, keepdim=True).clamp(min=1)
 
     def average_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return the mean of ``values`` over the tokens of each turn, in float64.
@@ -124,27 +127,27 @@ class _DecisionTokens:
 
 
 def _compute_scores_without_estimator(
-    decisions: _DecisionTokens, rows: DataProto
+    decision_tokens: _DecisionTokens, rows: DataProto
 ) -> dict[str, list[float]]:
     """Return simple scores of the turns for comparison with estimators: N numbers by name."""
     if PRICE_SHARES not in rows.batch:
-        log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
-        entropy = decisions.average_tokens(rows.batch["entropys"])
+        log_prob = decision_tokens.average_tokens(rows.batch["old_log_probs"])
+        entropy = decision_tokens.average_tokens(rows.batch["entropys"])
         scores = {"logprob": log_prob, "prob": log_prob.exp(), "entropy": -entropy}
     else:
         price_share = rows.batch[PRICE_SHARES]
-        score = rows.batch[THINKING_ADVANTAGES] - price_share
+        unpriced_advantage = rows.batch[THINKING_ADVANTAGES] - price_share
         if GROUP_PRICE_COLUMN in rows.batch:
             price_share = price_share + rows.batch[GROUP_PRICE_COLUMN]
         scores = {
-            "rlvcr_score": decisions.average_tokens(score),
-            "rlvcr_price": decisions.average_tokens(price_share),
+            "rlvcr_score": decision_tokens.average_tokens(unpriced_advantage),
+            "rlvcr_price": decision_tokens.average_tokens(price_share),
         }
     return {name: values.tolist() for name, values in scores.items()}
 
 
 def _compute_posterior_credit(
-    decisions: _DecisionTokens, rows: DataProto, trajectory_advantage: torch.Tensor
+    decision_tokens: _DecisionTokens, rows: DataProto, trajectory_advantage: torch.Tensor
 ) -> torch.Tensor:
     """Return the posterior credit [N, 4] of the four thinking levels in each audited turn.
 
@@ -153,9 +156,9 @@ def _compute_posterior_credit(
     and A the advantage of the trajectory. The credit is the derivative of ``A sum_k w_k log pi_k``
     by the logit of the token that chooses level k.
     """
-    posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
-    level_probs = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
-    return (posterior - level_probs) * trajectory_advantage.unsqueeze(-1)
+    level_posterior = decision_tokens.average_tokens(rows.batch[CHOICE_POSTERIOR])
+    level_probs = decision_tokens.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
+    return (level_posterior - level_probs) * trajectory_advantage.unsqueeze(-1)
 
 
 def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:

@@ -60,17 +60,17 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
     invalid line or an unknown task.
     """
     recorded_trajectories = []
-    for source, line in _read_lines(path, _TrajectoryJsonLine):
+    for line_location, line in _read_lines(path, _TrajectoryJsonLine):
         if line.task_id not in tasks:
             raise UserError(
-                f"{source}: task_id={line.task_id!r} is not a task of the environment; allowed: "
-                f"{len(tasks)} ids such as {next(iter(tasks), '')!r}; fix: correct the id or the "
-                "settings of the environment",
+                f"{line_location}: task_id={line.task_id!r} is not a task of the environment; "
+                f"allowed: {len(tasks)} ids such as {next(iter(tasks), '')!r}; "
+                "fix: correct the id or the settings of the environment",
                 "unknown_name",
             )
         task = tasks[line.task_id]
         recorded_trajectories.append(
-            RecordedTrajectory(source, task, line.seed, tuple(line.actions))
+            RecordedTrajectory(line_location, task, line.seed, tuple(line.actions))
         )
     if not recorded_trajectories:
         message = f"{path}: it has no trajectory; allowed: one JSON object per line"
@@ -85,14 +85,14 @@ def read_external_scores(path: str) -> ExternalScores:
     file and line for an invalid line, and for a file without scores.
     """
     scores: dict[tuple[str | int | None, ...], float] = {}
-    for source, line in _read_lines(path, _ScoreJsonLine):
+    for line_location, line in _read_lines(path, _ScoreJsonLine):
         key = (line.task_id, line.seed, line.step)
         if line.traj_uid is not None:
             key = (line.traj_uid, line.step)
         if None in key or key in scores:
             raise UserError(
-                f"{source}: the turn {key} is incomplete or has a second score; allowed: one score "
-                "for each traj_uid and step, or for each task_id, seed and step",
+                f"{line_location}: the turn {key} is incomplete or has a second score; allowed: "
+                "one score for each traj_uid and step, or for each task_id, seed and step",
                 "wrong_cell",
             )
         scores[key] = line.score
@@ -103,18 +103,22 @@ def read_external_scores(path: str) -> ExternalScores:
 
 
 def refuse_ambiguous_scores(
-    scores: ExternalScores, recorded: Sequence[RecordedTrajectory], group_size: int
+    scores: ExternalScores, recorded_trajectories: Sequence[RecordedTrajectory], group_size: int
 ) -> None:
     """Raise ``UserError`` if a score names a turn by a task and seed of several trajectories."""
-    recorded_counts = Counter((line.task["task_id"], line.seed) for line in recorded)
-    for key in scores:
-        if len(key) == 2:
-            continue  # traj_uid and turn
-        task_id, seed, step = key
-        count = recorded_counts[str(task_id), int(seed or 0)] if recorded else group_size
-        if count > 1:
+    recorded_counts = Counter(
+        (trajectory.task["task_id"], trajectory.seed) for trajectory in recorded_trajectories
+    )
+    for score_key in scores:
+        if len(score_key) == 2:
+            continue  # the key is (traj_uid, turn)
+        task_id, seed, step = score_key
+        num_trajectories = (
+            recorded_counts[str(task_id), int(seed or 0)] if recorded_trajectories else group_size
+        )
+        if num_trajectories > 1:
             raise UserError(
-                f"{SCORES_KEY}: task_id={task_id!r}, seed={seed}, step={step}: {count} "
+                f"{SCORES_KEY}: task_id={task_id!r}, seed={seed}, step={step}: {num_trajectories} "
                 "trajectories have this task and seed; allowed: one; fix: name the traj_uid and "
                 "the step",
                 "wrong_cell",
@@ -131,32 +135,32 @@ def add_external_scores(
     if not scores:
         return list(audited_turns)
     turn_scores = []
-    for point in audited_turns:
-        task_score = scores.get((point.task, point.seed, point.step), math.nan)
-        turn_scores.append(scores.get((point.traj_uid, point.step), task_score))
+    for turn in audited_turns:
+        task_score = scores.get((turn.task, turn.seed, turn.step), math.nan)
+        turn_scores.append(scores.get((turn.traj_uid, turn.step), task_score))
     num_missing = sum(map(math.isnan, turn_scores))
     if num_missing:
         logger.warning(
             "%s lacks the scores of %d of %d turns", SCORES_KEY, num_missing, len(audited_turns)
         )
     return [
-        replace(point, step_scores={**point.step_scores, "external": value})
-        for point, value in zip(audited_turns, turn_scores, strict=True)
+        replace(turn, step_scores={**turn.step_scores, "external": turn_score})
+        for turn, turn_score in zip(audited_turns, turn_scores, strict=True)
     ]
 
 
 def _read_lines(path: str, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
     """Yield the parsed lines of a JSONL file, each after a text with file name and line number."""
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
-        source = f"{path}, line {number}"
+    for line_number, text in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        line_location = f"{path}, line {line_number}"
         try:
             if text.strip():
-                yield source, line_type.model_validate_json(text)
+                yield line_location, line_type.model_validate_json(text)
         except ValidationError as error:
             (detail, *_) = error.errors()
             field = ".".join(map(str, detail["loc"])) or "the line"
             raise UserError(
-                f"{source}: {field}: {detail['msg']}; fix: write one JSON object with the fields "
-                f"{', '.join(line_type.model_fields)}",
+                f"{line_location}: {field}: {detail['msg']}; fix: write one JSON object with the "
+                f"fields {', '.join(line_type.model_fields)}",
                 "wrong_cell",
             ) from error

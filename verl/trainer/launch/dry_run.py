@@ -43,7 +43,7 @@ def perform_dry_run(cfg: PPOConfig) -> PreflightResult:
     """
     task_counts: TaskCounts = {}
     problems: list[Problem] = []
-    # else run_preflight_checks has opened the environment
+    # If there is a tokenizer, run_preflight_checks has already opened the environment.
     if find_tokenizer_directory(cfg) is None:
         problems += observe_first_tasks(cfg, task_counts)[1]
     data = make_dummy_rows()
@@ -57,15 +57,15 @@ def perform_dry_run(cfg: PPOConfig) -> PreflightResult:
 
 def make_dummy_rows() -> DataProto:
     """Return two trajectories of one task, with one turn and one row each. The first succeeds."""
-    ids = torch.arange(NUM_ROWS * (PROMPT_LENGTH + RESPONSE_LENGTH)).view(NUM_ROWS, -1)
+    token_ids = torch.arange(NUM_ROWS * (PROMPT_LENGTH + RESPONSE_LENGTH)).view(NUM_ROWS, -1)
     response_mask = torch.ones(NUM_ROWS, RESPONSE_LENGTH, dtype=torch.long)
-    attention_mask = torch.ones_like(ids)
+    attention_mask = torch.ones_like(token_ids)
     zeros = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     success_flags = [True, False]
     tensors = {
-        "input_ids": ids,
-        "prompts": ids[:, :PROMPT_LENGTH],
-        "responses": ids[:, PROMPT_LENGTH:],
+        "input_ids": token_ids,
+        "prompts": token_ids[:, :PROMPT_LENGTH],
+        "responses": token_ids[:, PROMPT_LENGTH:],
         "attention_mask": attention_mask,
         "position_ids": attention_mask.cumsum(-1) - 1,
         "response_mask": response_mask,
@@ -112,18 +112,18 @@ def _make_dummy_turn(is_success: bool) -> StepRecord:
 
 
 def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
-    """Yield a problem if grading a made-up answer fails, else store the parts of its reward."""
-    settings = read_env_settings(cfg.env)
+    """Yield a problem if grading a made-up answer fails, else add its reward parts to ``data``."""
+    env_settings = read_env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
-    first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
-    env = package.make(settings)
+    first_task = package.tasks(env_settings, "val" if cfg.trainer.val_only else "train")[0]
+    env = package.make(env_settings)
     env.reset(first_task, 0)
     try:
         _, _, _, info = env.step("a made-up answer")
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * NUM_ROWS)
     except USER_CODE_ERRORS as error:  # may be user-provided code
-        has_function = cfg.custom_reward_function.path
-        key = REWARD_FUNCTION_KEY if has_function else f"env.{cfg.env.name}.train_files"
+        reward_function_path = cfg.custom_reward_function.path
+        key = REWARD_FUNCTION_KEY if reward_function_path else f"env.{cfg.env.name}.train_files"
         why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
         allowed = "a finite number for every answer"
         yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
@@ -137,8 +137,8 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
     try:
         scores = load_reward_manager(cfg)(data)
     except USER_CODE_ERRORS as error:  # user-provided code
-        has_function = cfg.custom_reward_function.path
-        key = REWARD_FUNCTION_KEY if has_function else "reward_model.reward_manager"
+        reward_function_path = cfg.custom_reward_function.path
+        key = REWARD_FUNCTION_KEY if reward_function_path else "reward_model.reward_manager"
         why = f"a trial call on made-up rows failed: {summarize_error(error)}"
         allowed = "a finite number for every trajectory"
         yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
@@ -179,8 +179,10 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
     row_indices = list(range(NUM_ROWS))
     denominators = compute_denominators(data, row_indices, actor_config.loss_agg_mode)
     log_probs = torch.full((NUM_ROWS * RESPONSE_LENGTH,), -0.1, requires_grad=True)
-    scores = TargetLogProbs(log_probs, torch.zeros(NUM_ROWS * RESPONSE_LENGTH))
-    loss, _ = PolicyLoss(actor_config)(scores, Rows(data), data, row_indices, denominators)
+    target_log_probs = TargetLogProbs(log_probs, torch.zeros(NUM_ROWS * RESPONSE_LENGTH))
+    loss, _ = PolicyLoss(actor_config)(
+        target_log_probs, Rows(data), data, row_indices, denominators
+    )
     loss.backward()
     return loss.detach()
 

@@ -65,58 +65,71 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         message = f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters"
         raise ConfigError(message, "conflicting_keys")
     weights_directory = find_weights_directory(Path(cfg.checkpoint), cfg.role)
-    origin = find_starting_model(cfg, weights_directory)
-    _check_target(target, cfg, origin)
+    starting_model = find_starting_model(cfg, weights_directory)
+    _check_target(target, cfg, starting_model)
     try:
-        purpose: WeightPurpose = "value" if is_critic else "policy"
-        language_model = load_causal_lm(origin.path, purpose=purpose, **origin.options)
-    # TypeError, AttributeError: a value in the run's config.yaml has another type.
+        weight_purpose: WeightPurpose = "value" if is_critic else "policy"
+        language_model = load_causal_lm(
+            starting_model.path, purpose=weight_purpose, **starting_model.options
+        )
+    # TypeError, AttributeError: a value in the run's config.yaml has a wrong type.
     except (UnsupportedTargetsError, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
-        message = f"model_path={origin.path!r}: {error}; {fix}"
+        message = f"model_path={starting_model.path!r}: {error}; {fix}"
         raise ConfigError(message, "unsupported_model") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied_parameters, adapter_scales = tied_names(language_model), lora_scales(language_model)
     try:
-        state = read_weights(weights_directory)
+        stored_weights = read_weights(weights_directory)
     except ValueError as error:
         raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}", "altered_file") from error
     model = ValueModel(language_model) if is_critic else PolicyModel(language_model)
-    _check_shapes_and_values(state, model, cfg)
+    _check_shapes_and_values(stored_weights, model, cfg)
     with _convert_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
-            if not origin.options.get("lora_rank"):
+            if not starting_model.options.get("lora_rank"):
                 raise ConfigError(
                     "lora='adapters': the run trained all weights (lora_rank=0) and has no "
                     "adapters; allowed: merged; fix: set lora=merged",
                     "conflicting_keys",
                 )
-            head = VALUE_HEAD if is_critic else None
+            value_head_name = VALUE_HEAD if is_critic else None
             if is_critic:
-                state = _rename_critic_weights(state, language_model)
-            weights = _convert_dtype(state, cfg)
-            save_adapters(language_model, weights, LM_PREFIX, directory, origin.path, head)
+                stored_weights = _rename_critic_weights(stored_weights, language_model)
+            weights = _convert_dtype(stored_weights, cfg)
+            save_adapters(
+                language_model, weights, LM_PREFIX, directory, starting_model.path, value_head_name
+            )
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
             weights = convert_to_hf_weights(
-                language_model, state, LM_PREFIX, adapter_scales, tied_parameters
+                language_model, stored_weights, LM_PREFIX, adapter_scales, tied_parameters
             )
             weights = _convert_dtype(weights, cfg)
-            save_hf(language_model, weights, directory, origin.path)
+            save_hf(language_model, weights, directory, starting_model.path)
     sys.stdout.write(f"{target}\n")
     return target
 
 
 def _rename_critic_weights(
-    state: Mapping[str, torch.Tensor], lm: "PreTrainedModel"
+    stored_weights: Mapping[str, torch.Tensor], language_model: "PreTrainedModel"
 ) -> dict[str, torch.Tensor]:
-    """Return the critic's weights ``state``, named as in transformers' token classification."""
-    backbone = find_backbone(lm)
-    names = {"backbone": next(name for name, module in lm.named_modules() if module is backbone)}
-    names["value_head"] = VALUE_HEAD
-    parts = {name: name.split(".", 1) for name in state}
-    return {".".join([names.get(parts[n][0], parts[n][0]), parts[n][1]]): state[n] for n in state}
+    """Return the critic's ``stored_weights``, named as in transformers' token classification."""
+    backbone = find_backbone(language_model)
+    new_prefixes = {
+        "backbone": next(
+            name for name, module in language_model.named_modules() if module is backbone
+        )
+    }
+    new_prefixes["value_head"] = VALUE_HEAD
+    split_names = {name: name.split(".", 1) for name in stored_weights}
+    return {
+        ".".join(
+            [new_prefixes.get(split_names[n][0], split_names[n][0]), split_names[n][1]]
+        ): stored_weights[n]
+        for n in stored_weights
+    }
 
 
 @contextlib.contextmanager
@@ -131,22 +144,25 @@ def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
         ) from error
 
 
-def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> None:
+def _check_target(target: Path, cfg: ExportConfig, starting_model: StartingModel) -> None:
     """Raise ``ConfigError`` if ``target`` must not be written.
 
     It must not be in the run directory. It must not contain files of other programs unless
-    ``cfg.overwrite`` is set. ``origin`` is the model with which the training started; its directory
-    is never overwritten.
+    ``cfg.overwrite`` is set. ``starting_model`` is the model with which the training started; its
+    directory is never overwritten.
     """
     why = find_write_problem(target.parent)
-    if not os.path.lexists(target):  # false for a name that is too long, unlike Path.exists()
+    if not os.path.lexists(target):  # returns False for a too long name; Path.exists() raises
         why = why or find_write_problem(target)
     if why:
         allowed = "allowed: a directory that can be created and written"
         message = f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR"
         raise ConfigError(message, "not_writable")
     checkpoint = Path(cfg.checkpoint).resolve()
-    protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
+    protected_paths = [
+        checkpoint,
+        *([Path(starting_model.path)] if Path(starting_model.path).exists() else []),
+    ]
     require_replaceable_directory(target, "target", cfg.overwrite, protected_paths)
     # Protect the run directory above the checkpoint too, if there is one.
     run_directories = [path for path in checkpoint.parents if (path / "config.yaml").is_file()]
@@ -165,10 +181,12 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
     ``checkpoint`` may also be the directory of the role. Raises ``ConfigError`` if there is no such
     model, or if the files differ from the manifest.
     """
-    directories = [checkpoint / role]
+    candidate_directories = [checkpoint / role]
     if role == "actor" or checkpoint.name == role:
-        directories.append(checkpoint)
-    weights_directory = next((path for path in directories if has_engine_state(path)), None)
+        candidate_directories.append(checkpoint)
+    weights_directory = next(
+        (path for path in candidate_directories if has_engine_state(path)), None
+    )
     if weights_directory is None:
         model = "policy" if role == "actor" else role
         raise ConfigError(
@@ -204,14 +222,14 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
     if not cfg.trust_run_code:
         run_config = {"actor_rollout_ref": {"model": section}}
         refuse_code_in_stored_config(run_config, f"checkpoint={cfg.checkpoint!r}")
-    keys = ("trust_remote_code", "override_config", "external_lib")
-    keys += ("lora_rank", "lora_alpha", "target_modules")
-    options = {name: section[name] for name in keys if section.get(name) is not None}
+    option_keys = ("trust_remote_code", "override_config", "external_lib")
+    option_keys += ("lora_rank", "lora_alpha", "target_modules")
+    load_options = {name: section[name] for name in option_keys if section.get(name) is not None}
     if adapter := read_saved_adapter(weights_directory):
-        options |= {"lora_rank": adapter.rank, "lora_alpha": adapter.alpha}
-        options.setdefault("target_modules", list(adapter.modules))
+        load_options |= {"lora_rank": adapter.rank, "lora_alpha": adapter.alpha}
+        load_options.setdefault("target_modules", list(adapter.modules))
     try:
-        return StartingModel(model_directory(str(path)), options)
+        return StartingModel(model_directory(str(path)), load_options)
     except FileNotFoundError as error:
         message = f"model_path={str(path)!r}: {error}; fix: set model_path=DIR"
         raise ConfigError(message, "missing_file") from error
@@ -224,37 +242,37 @@ def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
     ``run_plan.yaml`` has priority.
     """
     for directory in checkpoint.resolve().parents:
-        file = directory / "config.yaml"
-        if file.is_file():
-            tree = read_yaml_mapping(file)
-            parent = "critic" if role == "critic" else "actor_rollout_ref"
-            section = tree.get(parent, tree)
+        config_file = directory / "config.yaml"
+        if config_file.is_file():
+            config_tree = read_yaml_mapping(config_file)
+            parent_key = "critic" if role == "critic" else "actor_rollout_ref"
+            section = config_tree.get(parent_key, config_tree)
             section = section.get("model") if isinstance(section, Mapping) else section
             if section is not None and not isinstance(section, Mapping):
-                message = f"{file}: model={section!r}; allowed: a section; fix: correct it"
+                message = f"{config_file}: model={section!r}; allowed: a section; fix: correct it"
                 raise ConfigError(message, "wrong_type")
-            return {**(section or {}), **_read_pinned_path(directory, f"{parent}.model.path")}
+            return {**(section or {}), **_read_pinned_path(directory, f"{parent_key}.model.path")}
     return {}
 
 
-def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
+def _read_pinned_path(run_directory: Path, key: str) -> dict[str, str]:
     """Return ``{"path": value}`` with the value of ``key`` in ``run_plan.yaml``; {} if unusable.
 
     The value is an absolute directory or has the commit of the hub model. ``config.yaml`` may have
     a relative directory, or a name for which the hub has another commit now. A directory that this
     machine lacks is not usable.
     """
-    file = RunDirectory(run).plan_path
-    path = read_yaml_mapping(file).get(key) if file.is_file() else None
+    plan_path = RunDirectory(run_directory).plan_path
+    path = read_yaml_mapping(plan_path).get(key) if plan_path.is_file() else None
     if not isinstance(path, str) or (Path(path).is_absolute() and not Path(path).is_dir()):
         return {}
     return {"path": path}
 
 
 def _check_shapes_and_values(
-    state: Mapping[str, torch.Tensor], model: PolicyModel | ValueModel, cfg: ExportConfig
+    stored_weights: Mapping[str, torch.Tensor], model: PolicyModel | ValueModel, cfg: ExportConfig
 ) -> None:
-    stored_shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+    stored_shapes = {name: list(tensor.shape) for name, tensor in stored_weights.items()}
     differences = list_shape_differences(model, stored_shapes)
     if differences:
         raise ConfigError(
@@ -264,7 +282,7 @@ def _check_shapes_and_values(
             "to the model of that run",
             "wrong_weights",
         )
-    invalid_names = find_non_finite(state.items())
+    invalid_names = find_non_finite(stored_weights.items())
     if invalid_names:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: {len(invalid_names)} of its tensors are NaN or "
@@ -274,19 +292,21 @@ def _check_shapes_and_values(
         )
 
 
-def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str, torch.Tensor]:
+def _convert_dtype(
+    stored_weights: Mapping[str, torch.Tensor], cfg: ExportConfig
+) -> dict[str, torch.Tensor]:
     if cfg.dtype is None:
-        return dict(state)
+        return dict(stored_weights)
     dtype = getattr(torch, cfg.dtype)
-    converted_state = {
+    converted_weights = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in state.items()
+        for name, tensor in stored_weights.items()
     }
-    invalid_names = find_non_finite(converted_state.items())
+    invalid_names = find_non_finite(converted_weights.items())
     if invalid_names:
         raise ConfigError(
             f"dtype={cfg.dtype!r}: {len(invalid_names)} tensors have values beyond its range "
             f"({invalid_names[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16",
             "wrong_weights",
         )
-    return converted_state
+    return converted_weights

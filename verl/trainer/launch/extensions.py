@@ -60,21 +60,23 @@ def perform_dry_run(cfg: PPOConfig) -> PreflightResult:
 
 def choose_config_name(overrides: Sequence[str]) -> str:
     """Return ``ppo_trainer`` if the overrides name a policy or data files, else ``quickstart``."""
-    values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
-    file_lists = [values.get(key, "").strip("[]'\" ") for key in FILE_KEYS]
+    value_by_key = dict(
+        override.lstrip("+").split("=", 1) for override in overrides if "=" in override
+    )
+    file_lists = [value_by_key.get(key, "").strip("[]'\" ") for key in FILE_KEYS]
     files = [
         file.strip("'\" ") for value in file_lists for file in value.split(",") if file.strip()
     ]
-    names_files = any(file and file != "null" for file in files) and not are_placeholder_files(
+    has_data_files = any(file and file != "null" for file in files) and not are_placeholder_files(
         files
     )
-    return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
+    return "ppo_trainer" if has_data_files or MODEL_PATH_KEY in value_by_key else "quickstart"
 
 
 def choose_sft_config_name(overrides: Sequence[str]) -> str:
     """Return ``sft_trainer`` if the overrides name a policy or files, else ``quickstart_sft``."""
-    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
-    return "sft_trainer" if keys & {"model.path", "data.train_files"} else "quickstart_sft"
+    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return "sft_trainer" if override_keys & {"model.path", "data.train_files"} else "quickstart_sft"
 
 
 def run_sft_preflight_checks(cfg: SFTConfig) -> PreflightResult:

@@ -61,7 +61,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
     output_path = choose_output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
     messages = [read_prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
-    answers = AnswerFile(output_path, rows, data.response_key)
+    answer_file = AnswerFile(output_path, rows, data.response_key)
     _require_engine(cfg.rollout.name)
     setting = f"model.path={cfg.model.path!r}"
     try:
@@ -69,27 +69,29 @@ def run_generation(cfg: GenerationConfig) -> Path:
     except FileNotFoundError as error:
         raise ConfigError(f"{setting}: {error}; fix: set model.path=DIR", "missing_file") from error
     tokenizer = load_checked_tokenizer(setting, Path(policy_directory), cfg.model.trust_remote_code)
-    bridge = make_token_bridge(cfg, tokenizer)
-    requests = build_requests(cfg, encode_prompts(cfg, messages, bridge))
+    token_bridge = make_token_bridge(cfg, tokenizer)
+    requests = build_requests(cfg, encode_prompts(cfg, messages, token_bridge))
     text_by_request: dict[str, str] = {}
 
     def store_result(result: SamplingResult) -> None:
-        text = bridge.decode(result.token_ids)
+        text = token_bridge.decode(result.token_ids)
         text_by_request[result.request_id] = text
         row, _, sample = result.request_id.partition("/")
-        answers.append_answer(int(row), int(sample), text)
+        answer_file.append_answer(int(row), int(sample), text)
 
-    with answers.keep_partial_answers():
+    with answer_file.keep_partial_answers():
         with (
-            _watch_for_stalls(cfg, answers.path),
+            _watch_for_stalls(cfg, answer_file.path),
             contextlib.closing(_open_engine(cfg, policy_directory)) as engine,
         ):
             sample_answers(engine, requests, store_result)
         answer_texts = [text_by_request[request.request_id] for request in requests]
         n = data.n_samples
-        answers.write([answer_texts[start : start + n] for start in range(0, len(answer_texts), n)])
-    sys.stdout.write(f"{answers.path}\n")
-    return answers.path
+        answer_file.write(
+            [answer_texts[start : start + n] for start in range(0, len(answer_texts), n)]
+        )
+    sys.stdout.write(f"{answer_file.path}\n")
+    return answer_file.path
 
 
 def _check_sampling(cfg: GenerationConfig) -> None:
@@ -117,9 +119,9 @@ def _check_sampling(cfg: GenerationConfig) -> None:
     for name in ValSamplingConfig.model_fields:
         key = f"rollout.val_kwargs.{name}"
         if value_at_path(cfg, key) != value_at_path(RolloutConfig(), f"val_kwargs.{name}"):
-            instead = "data.n_samples" if name == "n" else f"rollout.{name}"
-            why = f"it applies to validation, and answers are sampled with {instead}"
-            fix = f"set {instead} instead"
+            effective_key = "data.n_samples" if name == "n" else f"rollout.{name}"
+            why = f"it applies to validation, and answers are sampled with {effective_key}"
+            fix = f"set {effective_key} instead"
             problems.append(build_problem(cfg, key, why, "its default", fix, "no_effect"))
     if problems:
         raise ConfigError(problems)
@@ -138,16 +140,22 @@ def _require_engine(name: str) -> None:
 
 
 def _open_engine(cfg: GenerationConfig, policy_directory: str) -> RolloutEngine:
-    rollout = cfg.rollout
-    arguments = (rollout.name, rollout, policy_directory, rollout.seed, rollout.num_threads)
+    rollout_config = cfg.rollout
+    engine_arguments = (
+        rollout_config.name,
+        rollout_config,
+        policy_directory,
+        rollout_config.seed,
+        rollout_config.num_threads,
+    )
     try:
-        return create_engine(*arguments, trust_remote_code=cfg.model.trust_remote_code)
+        return create_engine(*engine_arguments, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:  # from the engine, its settings or the files of the model
         setting = f"model.path={cfg.model.path!r}"
-        if rollout.name not in ENGINES:
-            setting = f"rollout.name={rollout.name!r}"
+        if rollout_config.name not in ENGINES:
+            setting = f"rollout.name={rollout_config.name!r}"
         raise ConfigError(
-            f"{setting}: the engine {rollout.name!r} cannot load the model: "
+            f"{setting}: the engine {rollout_config.name!r} cannot load the model: "
             f"{summarize_error(error)}; allowed: a model and settings that the engine supports; "
             "fix: correct the model's files, or the keys of rollout",
             "failed_call",
@@ -169,9 +177,9 @@ def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
 
 def choose_output_path(cfg: GenerationConfig) -> Path:
     """Return the path of the output file; raise ``ConfigError`` if it must not be written."""
-    source = Path(os.path.expanduser(cfg.data.path))
-    suffix = source.suffix if source.suffix in OUTPUT_SUFFIXES else ".jsonl"
-    output_file = source.with_name(f"{source.stem}.generated{suffix}")
+    input_path = Path(os.path.expanduser(cfg.data.path))
+    suffix = input_path.suffix if input_path.suffix in OUTPUT_SUFFIXES else ".jsonl"
+    output_file = input_path.with_name(f"{input_path.stem}.generated{suffix}")
     if cfg.data.output_path:
         output_file = Path(os.path.expanduser(cfg.data.output_path))
     if output_file.suffix not in OUTPUT_SUFFIXES:
@@ -180,7 +188,7 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
             f"{', '.join(OUTPUT_SUFFIXES)}; fix: set data.output_path=answers.jsonl",
             "out_of_range",
         )
-    if source.resolve() in (output_file.resolve(), _make_partial_path(output_file).resolve()):
+    if input_path.resolve() in (output_file.resolve(), _make_partial_path(output_file).resolve()):
         raise ConfigError(
             f"data.output_path={str(output_file)!r}: this file or its partial file is that of "
             "data.path, which is never overwritten; allowed: another file; fix: remove the key",
@@ -208,15 +216,18 @@ def encode_prompts(
                 "another policy",
                 "unsupported_template",
             ) from error
-    lengths = [len(ids) for ids in prompt_ids]
-    limit = data.max_prompt_length
-    too_long_rows = [row for row, length in enumerate(lengths) if length > limit]
+    prompt_lengths = [len(ids) for ids in prompt_ids]
+    max_prompt_length = data.max_prompt_length
+    too_long_rows = [
+        row for row, prompt_length in enumerate(prompt_lengths) if prompt_length > max_prompt_length
+    ]
     if too_long_rows:
         first_row = too_long_rows[0]
         raise ConfigError(
-            f"data.max_prompt_length={limit}: row {first_row} has {lengths[first_row]} tokens "
-            f"({len(too_long_rows)} of {len(lengths)} rows have more than {limit}); allowed: "
-            f"{max(lengths)} or more; fix: set data.max_prompt_length={max(lengths)}",
+            f"data.max_prompt_length={max_prompt_length}: row {first_row} has "
+            f"{prompt_lengths[first_row]} tokens ({len(too_long_rows)} of {len(prompt_lengths)} "
+            f"rows have more than {max_prompt_length}); allowed: {max(prompt_lengths)} or more; "
+            f"fix: set data.max_prompt_length={max(prompt_lengths)}",
             "does_not_fit",
         )
     return prompt_ids
@@ -226,16 +237,16 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
     """Return the object that renders prompts, with a chat template if any, and decodes answers."""
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
-    arguments = cfg.data.apply_chat_template_kwargs
+    template_arguments = cfg.data.apply_chat_template_kwargs
     try:
-        check_template_support(tokenizer, arguments).check_history_support("window")
+        check_template_support(tokenizer, template_arguments).check_history_support("window")
     except UnsupportedTemplateError as error:
         raise ConfigError(
             f"model.path={cfg.model.path!r}: {error}; allowed: a chat template with a generation "
             "prompt; fix: put another chat_template.jinja into its directory",
             "unsupported_template",
         ) from error
-    return ChatBridge(tokenizer, arguments)
+    return ChatBridge(tokenizer, template_arguments)
 
 
 def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
@@ -243,16 +254,16 @@ def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[
 
     The seed of a request depends only on ``rollout.seed`` and the numbers of prompt and sample.
     """
-    rollout = cfg.rollout
+    rollout_config = cfg.rollout
     return [
         SamplingRequest(
             f"{row}/{sample}",
             prompt,
             cfg.data.max_response_length,
-            temperature=rollout.temperature if rollout.do_sample else 0.0,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            seed=derive_seed("generation", rollout.seed, row, sample),
+            temperature=rollout_config.temperature if rollout_config.do_sample else 0.0,
+            top_p=rollout_config.top_p,
+            top_k=rollout_config.top_k,
+            seed=derive_seed("generation", rollout_config.seed, row, sample),
         )
         for row, prompt in enumerate(prompts)
         for sample in range(cfg.data.n_samples)
@@ -293,7 +304,7 @@ class AnswerFile:
     """Output file with the prompt ``rows`` and their answers, and a partial file during sampling.
 
     If a Parquet table cannot represent the rows, the file is written as JSON lines, with a warning.
-    Raises ``ConfigError`` if the file cannot be written, or ``column`` exists already.
+    Raises ``ConfigError`` if the file cannot be written, or if the rows already have ``column``.
     """
 
     def __init__(self, path: Path, rows: Sequence[DataRow], column: str) -> None:
@@ -373,8 +384,8 @@ class AnswerFile:
             raise ConfigError(message, "not_writable") from error
 
     def _add_answers(self, answers: Sequence[list[str]]) -> list[Record]:
-        pairs = zip(self.records, answers, strict=True)
-        return [record | {self.column: answer} for record, answer in pairs]
+        record_answer_pairs = zip(self.records, answers, strict=True)
+        return [record | {self.column: answer} for record, answer in record_answer_pairs]
 
 
 def _make_partial_path(path: Path) -> Path:

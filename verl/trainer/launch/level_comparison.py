@@ -32,7 +32,7 @@ from verl.trainer.ppo.validation_comparison import (
 
 logger = logging.getLogger(__name__)
 AT_K_METRIC_PATTERN = re.compile(r"val/(pass|best|maj)@\d+")
-FREE_LEVELS_NAME = "free"
+FREE_LEVELS_NAME = "free"  # the policy chooses the levels
 ORACLE_RULE_NAME = "oracle"
 
 
@@ -77,21 +77,23 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> 
     {} if ``algorithm.rlvcr.eval_levels`` has no rule.
     """
     trainer = run.trainer
-    turns = [step for row in free_level_rows.non_tensor_batch["steps"] for step in row]
-    thinking_turns = [step for step in turns if isinstance(step, ThinkingTurnRecord)]
-    rules = select_level_rules(get_rlvcr_settings(cfg.algorithm).eval_levels, thinking_turns)
-    if not rules:
+    turns = [turn for row in free_level_rows.non_tensor_batch["steps"] for turn in row]
+    thinking_turns = [turn for turn in turns if isinstance(turn, ThinkingTurnRecord)]
+    level_rules = select_level_rules(get_rlvcr_settings(cfg.algorithm).eval_levels, thinking_turns)
+    if not level_rules:
         return {}
-    outcomes = {FREE_LEVELS_NAME: summarize_validation(free_level_rows)}
-    for name, rule in rules.items():
-        logger.info("validation set under rule %s", name)
+    outcome_by_rule = {FREE_LEVELS_NAME: summarize_validation(free_level_rows)}
+    for rule_name, rule in level_rules.items():
+        logger.info("validation set under rule %s", rule_name)
         with trainer.clock.measure_part("testing"):
             tasks = trainer.val_envs.panel_batch()
             batch = run.collector.panel_loop(tasks, trainer.workers, rule)
-        outcomes[name] = summarize_validation(batch)
-    metrics = compare_outcomes(outcomes, FREE_LEVELS_NAME, RULE_TABLE.prefix)
-    if ORACLE_RULE_NAME in outcomes:
-        metrics |= compute_differences(outcomes, ORACLE_RULE_NAME, ORACLE_DIFFERENCE_TABLE.prefix)
+        outcome_by_rule[rule_name] = summarize_validation(batch)
+    metrics = compare_outcomes(outcome_by_rule, FREE_LEVELS_NAME, RULE_TABLE.prefix)
+    if ORACLE_RULE_NAME in outcome_by_rule:
+        metrics |= compute_differences(
+            outcome_by_rule, ORACLE_RULE_NAME, ORACLE_DIFFERENCE_TABLE.prefix
+        )
     return metrics | compute_levels_by_situation(thinking_turns, SITUATION_TABLE.prefix)
 
 

@@ -104,15 +104,15 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     start_time = time.perf_counter()
     cfg = cfg.as_frozen()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
-    stand_in = describe_stand_in(cfg)
+    simulation_text = describe_stand_in(cfg)
     directory = RunDirectory(cfg.trainer.default_local_dir)
     with (
-        directory.open(cfg, seeds, stand_in) as run,
+        directory.open(cfg, seeds, simulation_text) as run,
         run.log_resume_hint_on_interrupt(cfg.trainer.resume_mode),
     ):
         setup_logging(run.logs / "driver.log")
-        if stand_in:
-            logger.warning("%s: not comparable with published numbers", stand_in)
+        if simulation_text:
+            logger.warning("%s: not comparable with published numbers", simulation_text)
         watchdog = Watchdog(run.logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s)
         watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
@@ -123,8 +123,8 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             plan, tokenizer = prepare_plan(cfg, envs, val_envs)
             watchdog.enter_stage("start")
             started_run = start_run(plan, run, envs, val_envs, tokenizer, stack)
-            seconds = time.perf_counter() - start_time
-            logger.info("ready after %.1f s; run directory %s", seconds, run.path)
+            startup_seconds = time.perf_counter() - start_time
+            logger.info("ready after %.1f s; run directory %s", startup_seconds, run.path)
             watchdog.follow_stopwatch(started_run.trainer.clock)
             watchdog.enter_stage("run")
             stack.callback(watchdog.enter_stage, "shutdown")
@@ -134,7 +134,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
 def prepare_plan(
     cfg: PPOConfig, envs: EnvironmentManagerBase, val_envs: EnvironmentManagerBase
 ) -> tuple[RunPlan, Any]:
-    """Return the plan of the run without values of the cluster, and the policy's tokenizer."""
+    """Return the run's plan before the devices of Ray are known, and the policy's tokenizer."""
     needs_cold_start = is_policy_missing(cfg)
     if needs_cold_start:
         # Import only if needed: no other part of a PPO run uses supervised training.
@@ -152,14 +152,14 @@ def prepare_plan(
     for env_manager in dict.fromkeys((envs, val_envs)):
         limit_first_prompts(cfg, tokenizer, env_manager)
     # Count the steps after limit_first_prompts, which may drop tasks.
-    steps = count_optimizer_steps(cfg, len(envs.task_list))
-    values = {
+    steps_by_key = count_optimizer_steps(cfg, len(envs.task_list))
+    plan_values = {
         **collect_absolute_paths(cfg),
         **pinned_models,
-        **steps,
+        **steps_by_key,
         **build_adapter_resume_overrides(cfg),
     }
-    return RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
+    return RunPlan(cfg, {**plan_values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
 
 
 def start_run(
@@ -178,17 +178,17 @@ def start_run(
     collector = TrajectoryCollector(cfg, tokenizer)
     workers = start_workers(cfg, stack, collector, is_cluster_joined)
     stack.callback(collector.close)
-    checkpoints = CheckpointManager(
+    checkpoint_manager = CheckpointManager(
         run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
     )
-    stack.callback(checkpoints.close)
+    stack.callback(checkpoint_manager.close)
     journal = Journal(run, cfg, tokenizer, collector.encode_rows)
     stack.callback(journal.finish_run)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
         reward_fn = CombinedRewards(reward_fn, workers.reward_group, cfg.reward_model)
     trainer = RayPPOTrainer(
-        cfg, workers, collector, envs, val_envs, reward_fn, journal, checkpoints
+        cfg, workers, collector, envs, val_envs, reward_fn, journal, checkpoint_manager
     )
     return OpenRun(trainer, collector)
 
@@ -226,7 +226,7 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     if cfg.reward_model.enable:
         models_by_key["reward_model.model.path"] = (cfg.reward_model.model, "reward")
     pinned_paths = {}
-    for key, (model, purpose) in models_by_key.items():
+    for key, (model, weight_purpose) in models_by_key.items():
         path = str(model.path)
         try:
             pinned_paths[key] = pin_revision(path)
@@ -241,7 +241,7 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
             directory = Path(model_directory(pinned_paths[key]))
             setting = f"{key}={path!r}"
             trust_code = model.trust_remote_code
-            raise_problems(find_weight_problems(setting, directory, trust_code, purpose))
+            raise_problems(find_weight_problems(setting, directory, trust_code, weight_purpose))
     return pinned_paths
 
 
@@ -251,12 +251,14 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
     Raises ``ConfigError`` if the cluster cannot be reached.
     """
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
-    store_gb = cfg.ray_init.object_store_gb
-    if store_gb is None:
-        rows = compute_max_rows(cfg)
-        store_gb = limit_object_store_size(estimate_object_store_gb(cfg, policy_size, rows))
+    object_store_gb = cfg.ray_init.object_store_gb
+    if object_store_gb is None:
+        max_rows = compute_max_rows(cfg)
+        object_store_gb = limit_object_store_size(
+            estimate_object_store_gb(cfg, policy_size, max_rows)
+        )
     try:
-        ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
+        ray_facts = init_ray(cfg.ray_init, object_store_gb=object_store_gb)
     except ConnectionError as error:
         raise ConfigError(
             f"ray_init.address={cfg.ray_init.address!r}: cannot connect to the cluster: {error}; "
@@ -266,8 +268,8 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
         ) from error
     stack.callback(stop_ray)
     stack.enter_context(add_lost_nodes_to_errors())
-    resources = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
-    logger.info("ray: %s CPUs, %s GPUs at %s", *resources)
+    resource_facts = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
+    logger.info("ray: %s CPUs, %s GPUs at %s", *resource_facts)
     return not ray_facts["started"]
 
 
@@ -322,18 +324,18 @@ def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
         else resolve_device(configured_device)
     )
     device = "cuda" if chosen_device == "cuda" else "cpu"
-    rollout = "actor_rollout_ref.rollout"
+    rollout_section = "actor_rollout_ref.rollout"
     plan = plan.with_values(
         {
             "trainer.device": device,
-            f"{rollout}.num_workers": count_engines(cfg, device),
-            f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
+            f"{rollout_section}.num_workers": count_engines(cfg, device),
+            f"{rollout_section}.weight_transfer": resolve_weight_transfer(cfg, device),
         }
     )
     # Worker groups per training device: actor with reference, engines, critic, reward model.
     num_groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
-    cpus = get_worker_cpus(device)
-    raise_problems(find_placement_problems(plan.config, nodes, num_groups, cpus))
+    cpus_per_worker = get_worker_cpus(device)
+    raise_problems(find_placement_problems(plan.config, nodes, num_groups, cpus_per_worker))
     return plan
 
 
@@ -341,12 +343,12 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     """Return the worker class of each training role (actor, critic, reward model) of a run."""
     trainer = cfg.trainer
     policy_config = cfg.actor_rollout_ref
-    threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
+    num_threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
     # Set an environment variable, because OpenMP reads the thread count only when torch is loaded.
-    env_vars = {"OMP_NUM_THREADS": str(threads)}
+    env_vars = {"OMP_NUM_THREADS": str(num_threads)}
 
     def make_spec(cls: type, section: Section, **extra_arguments: str) -> RayClassWithInitArgs:
-        arguments = {"seed": trainer.seed, "num_threads": threads, "device": trainer.device}
+        arguments = {"seed": trainer.seed, "num_threads": num_threads, "device": trainer.device}
         return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **extra_arguments)
 
     policy_roles = [Role.Actor]
@@ -366,31 +368,31 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
     """Start the rollout workers, and return their Ray handles."""
     policy_config = cfg.actor_rollout_ref
-    rollout = policy_config.rollout
+    rollout_config = policy_config.rollout
     device = cfg.trainer.device
     num_engines = count_engines(cfg, device)
     engines_per_node = count_max_engines_per_node(cfg, device)
-    threads = rollout.num_threads or count_threads_per_process(engines_per_node)
+    num_threads = rollout_config.num_threads or count_threads_per_process(engines_per_node)
     pool = pools.get_resource_pool(Role.Rollout)
-    devices_per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1
+    devices_per_engine = rollout_config.tensor_model_parallel_size if pools.use_gpu else 1
     devices = pool.query_device_ids() if devices_per_engine > 1 else []
     remote_class = ray.remote(RolloutWorker)
     worker_env_vars = make_loopback_environment(ray.util.get_node_ip_address())
     workers = []
     for engine_index in range(num_engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.
-        num_slots = pool.world_size // devices_per_engine
-        first_device = engine_index * num_slots // num_engines * devices_per_engine
+        num_engine_slots = pool.world_size // devices_per_engine
+        first_device_index = engine_index * num_engine_slots // num_engines * devices_per_engine
         # Many trajectories call one engine concurrently; the engine batches their requests.
-        options = remote_class.options(
-            max_concurrency=64, **pool.shared_actor_options(first_device)
+        configured_class = remote_class.options(
+            max_concurrency=64, **pool.shared_actor_options(first_device_index)
         )
-        worker = options.remote(
+        worker = configured_class.remote(
             policy_config,
             policy_config.model.path,
-            seed=rollout.seed + engine_index,
-            num_threads=threads,
-            devices=devices[first_device : first_device + devices_per_engine],
+            seed=rollout_config.seed + engine_index,
+            num_threads=num_threads,
+            devices=devices[first_device_index : first_device_index + devices_per_engine],
             env=worker_env_vars,
         )
         workers.append(worker)

@@ -71,10 +71,10 @@ def find_target_problems(
 def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Iterator[Problem]:
     """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes."""
     model = cfg.actor_rollout_ref.model
-    directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
+    directory_by_key = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
     if model.lora_adapter_path and not find_resumed_adapter(cfg.trainer):
-        directories[START_KEY] = model.lora_adapter_path
-    for key, directory in directories.items():
+        directory_by_key[START_KEY] = model.lora_adapter_path
+    for key, directory in directory_by_key.items():
         try:
             require_adapter_fits(read_adapter(directory), meta_model)
         except ValueError as error:
@@ -85,10 +85,10 @@ def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Ite
             )
         else:
             if key == START_KEY:
-                settings = read_adapter_settings(directory)
+                adapter_settings = read_adapter_settings(directory)
                 section = START_KEY.rpartition(".")[0]
                 yield from find_adapter_mismatch_problems(
-                    section, model, meta_model, settings, START_KEY
+                    section, model, meta_model, adapter_settings, START_KEY
                 )
 
 
@@ -96,45 +96,49 @@ def find_adapter_mismatch_problems(
     section: str,
     model: TrainedModelConfig | SFTModelConfig,
     meta_model: "PreTrainedModel",
-    start: AdapterSettings,
+    start_adapter: AdapterSettings,
     source: str,
 ) -> Iterator[Problem]:
     """Yield problems of LoRA keys that contradict the adapter from which training starts.
 
-    The keys are those of ``model`` in the config section ``section``. ``start`` has rank, alpha and
-    modules of the adapter. ``source`` is the key or checkpoint that names it.
+    The keys are those of ``model`` in the config section ``section``. ``start_adapter`` has rank,
+    alpha and modules of the adapter. ``source`` is the key or checkpoint that names it.
     """
     why = f"the adapter of {source} has another value"
     new_run_fix = "" if source == START_KEY else ", or start a run with another experiment_name"
-    for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
+    for key, value in {"lora_rank": start_adapter.rank, "lora_alpha": start_adapter.alpha}.items():
         if getattr(model, key) != value:
             path = f"{section}.{key}"
             fix = f"{path}={value}{new_run_fix}"
             message = f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
             yield Problem(message, "conflicting_keys")
-    targets = find_target_module_names(meta_model, model.target_modules)
-    modules = set(start.modules)
-    if targets != modules:
+    configured_modules = find_target_module_names(meta_model, model.target_modules)
+    adapter_modules = set(start_adapter.modules)
+    if configured_modules != adapter_modules:
         path = f"{section}.target_modules"
-        holder = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
-        names = start.target_modules
-        if find_target_module_names(meta_model, names) != modules:
-            names = list(start.modules)
+        mismatch_text = (
+            "only the adapter"
+            if min(configured_modules ^ adapter_modules) in adapter_modules
+            else "not the adapter"
+        )
+        module_names = start_adapter.target_modules
+        if find_target_module_names(meta_model, module_names) != adapter_modules:
+            module_names = list(start_adapter.modules)
         yield Problem(
-            f"{path}={model.target_modules!r}: {holder} of {source} has "
-            f"{min(targets ^ modules)}; allowed: the {len(modules)} modules of the adapter; "
-            f"fix: set {path}=[{','.join(names)}]{new_run_fix}",
+            f"{path}={model.target_modules!r}: {mismatch_text} of {source} has "
+            f"{min(configured_modules ^ adapter_modules)}; allowed: the {len(adapter_modules)} "
+            f"modules of the adapter; fix: set {path}=[{','.join(module_names)}]{new_run_fix}",
             "conflicting_keys",
         )
 
 
 def find_adapter_sync_obstacle(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
     """Return why weight syncs must send merged weights; "" if the engine can get the adapter."""
-    engine = cfg.actor_rollout_ref.rollout.name
-    if engine == "hf":
+    engine_name = cfg.actor_rollout_ref.rollout.name
+    if engine_name == "hf":
         return ""
-    if engine != "vllm":
-        return f"the engine {engine} is not known to take adapters"
+    if engine_name != "vllm":
+        return f"the engine {engine_name} is not known to take adapters"
     if cfg.actor_rollout_ref.model.lora_rank > MAX_VLLM_RANK:
         return f"vLLM takes adapters up to rank {MAX_VLLM_RANK}"
     if config.model_type in VLLM_TYPES_WITHOUT_LORA:
@@ -150,11 +154,11 @@ def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
     ``adapter`` is the LoRA adapter alone, ``merged`` are the base weights with the adapter added.
     The reason is "" for a model without LoRA, and if ``lora_sync=auto`` chooses ``adapter``.
     """
-    model, sync = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.rollout.lora_sync
+    model, lora_sync = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.rollout.lora_sync
     if not model.lora_rank:
         return "merged", ""
-    if sync != "auto":
-        return sync, f"{SYNC_KEY}={sync}"
+    if lora_sync != "auto":
+        return lora_sync, f"{SYNC_KEY}={lora_sync}"
     directory = resolve_directory_without_weights(str(model.path))
     reason = find_adapter_sync_obstacle(
         cfg, read_config(directory, model.trust_remote_code, model.override_config)

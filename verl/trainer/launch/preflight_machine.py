@@ -69,11 +69,11 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
         fix = f"set {RANKS_KEY}={num_gpus}{_format_check_hint(cfg)}"
         yield build_problem(cfg, RANKS_KEY, why, f"{num_gpus} or fewer", fix, "does_not_fit")
     elif device != "cpu" and num_gpus and isinstance(cfg, PPOConfig):
-        ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
-        needed_gpus = ranks + sum(count_engine_gpus_by_node(cfg))
-        if engines_have_separate_gpus(cfg, "cuda") and num_gpus < needed_gpus:
+        num_ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
+        num_needed_gpus = num_ranks + sum(count_engine_gpus_by_node(cfg))
+        if engines_have_separate_gpus(cfg, "cuda") and num_gpus < num_needed_gpus:
             why = (
-                f"training ranks and engines need {needed_gpus} GPUs, "
+                f"training ranks and engines need {num_needed_gpus} GPUs, "
                 f"but this machine has {num_gpus}"
             )
             allowed = f"at most {num_gpus} GPUs with the ranks"
@@ -82,11 +82,12 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    value = os.environ.get(SHOW_ALL_GPUS)
-    if value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
+    variable_value = os.environ.get(SHOW_ALL_GPUS)
+    if variable_value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
         yield Problem(
-            f"{SHOW_ALL_GPUS}={value!r} (environment variable): every engine would use the first "
-            f"GPU, because Ray then assigns none; allowed: not set; fix: unset {SHOW_ALL_GPUS}",
+            f"{SHOW_ALL_GPUS}={variable_value!r} (environment variable): every engine would use "
+            "the first GPU, because Ray then assigns none; allowed: not set; "
+            f"fix: unset {SHOW_ALL_GPUS}",
             "conflicting_keys",
         )
 
@@ -115,14 +116,17 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 def _find_shared_directory_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem for each copy of the trajectories that would replace files of the run."""
     try:
-        run = RunDirectory(cfg.trainer.default_local_dir)
-        keys_by_directory = {folder.resolve(): RUN_DIR_KEY for folder in (run.rollouts, run.tokens)}
+        run_directory = RunDirectory(cfg.trainer.default_local_dir)
+        key_by_directory = {
+            folder.resolve(): RUN_DIR_KEY
+            for folder in (run_directory.rollouts, run_directory.tokens)
+        }
         for key in ROLLOUT_COPY_KEYS:
-            value = value_at_path(cfg, key)
-            if not value:
+            copy_directory = value_at_path(cfg, key)
+            if not copy_directory:
                 continue
-            directory = Path(value).expanduser().resolve()
-            other_key = keys_by_directory.setdefault(directory, key)
+            directory = Path(copy_directory).expanduser().resolve()
+            other_key = key_by_directory.setdefault(directory, key)
             if other_key != key:
                 why = f"the run writes files of the same names there ({other_key})"
                 allowed = "a directory that has no other trajectories of the run"
@@ -146,8 +150,8 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
         with lock_file.open(encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = lock_file.read_text(encoding="utf-8", errors="replace").strip()
-        why = f"the run of process {owner} is using it"
+        lock_holder = lock_file.read_text(encoding="utf-8", errors="replace").strip()
+        why = f"the run of process {lock_holder} is using it"
         fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
         allowed = "a directory that no other run uses"
         yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix, "file_exists")
@@ -157,15 +161,19 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
 
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     key = "trainer.logger"
-    services = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
+    external_trackers = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
     missing_trackers = [
-        name for name in services if not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
+        name
+        for name in external_trackers
+        if not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
     ]
-    installed = [name for name in cfg.trainer.logger if name not in missing_trackers]
+    installed_trackers = [name for name in cfg.trainer.logger if name not in missing_trackers]
     for name in missing_trackers:
         why = f"the package of {name} is not installed, so it would get no metrics"
         package = name.replace("_", "-")
-        fix = f"run pip install {package}, or set {key}=[{','.join(installed) or 'console'}]"
+        fix = (
+            f"run pip install {package}, or set {key}=[{','.join(installed_trackers) or 'console'}]"
+        )
         yield build_problem(cfg, key, why, "installed trackers", fix, "missing_package")
 
 
@@ -173,17 +181,17 @@ def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if a new local Ray cannot write its authentication token or its sessions."""
     if cfg.ray_init.address or os.environ.get("RAY_ADDRESS"):
         return
-    refusal = find_session_directory_problem()
-    if refusal:
-        yield Problem(refusal, "not_writable")
-    path = find_ray_token_path()
-    if path is None or path.is_file():
+    session_problem = find_session_directory_problem()
+    if session_problem:
+        yield Problem(session_problem, "not_writable")
+    token_path = find_ray_token_path()
+    if token_path is None or token_path.is_file():
         return
-    why = find_write_problem(path.parent)
+    why = find_write_problem(token_path.parent)
     if why:
         setting = f"HOME={str(Path.home())!r}"
         if "RAY_AUTH_TOKEN_PATH" in os.environ:
-            setting = f"RAY_AUTH_TOKEN_PATH={str(path)!r}"
+            setting = f"RAY_AUTH_TOKEN_PATH={str(token_path)!r}"
         yield Problem(
             f"{setting} (environment variable): Ray stores its token there, but {why}; allowed: a "
             "directory that can be created and written; fix: set RAY_AUTH_TOKEN_PATH=FILE, or "

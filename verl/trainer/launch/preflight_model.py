@@ -56,12 +56,14 @@ REWARD_PATH_KEY = "reward_model.model.path"
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield the problems of policy, critic and reward model."""
-    models: dict[str, TrainedModelConfig] = {POLICY_SECTION: cfg.actor_rollout_ref.model}
-    critic = cfg.critic.model
-    if cfg.critic.enable and (critic.path != cfg.actor_rollout_ref.model.path or critic.lora_rank):
-        models["critic.model"] = critic
+    model_by_section: dict[str, TrainedModelConfig] = {POLICY_SECTION: cfg.actor_rollout_ref.model}
+    critic_model = cfg.critic.model
+    if cfg.critic.enable and (
+        critic_model.path != cfg.actor_rollout_ref.model.path or critic_model.lora_rank
+    ):
+        model_by_section["critic.model"] = critic_model
     is_model_valid = True
-    for section, model in models.items():
+    for section, model in model_by_section.items():
         if model.path is None:
             continue
         path = model.path
@@ -102,21 +104,23 @@ def _find_config_problems(
         message = f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         yield Problem(message, "unreadable_file")
         return
-    override = model.override_config
-    problems = list(find_override_config_problems(section, override, config, directory))
+    override_config = model.override_config
+    problems = list(find_override_config_problems(section, override_config, config, directory))
     if problems:
         yield from problems
         return
-    if override:
-        config = override_config_values(config, directory, override)
+    if override_config:
+        config = override_config_values(config, directory, override_config)
     problems = list(_find_sequence_parallel_problems(cfg, section, setting, config))
     if model.lora_rank or getattr(model, "lora_adapter_path", None):
         problems += find_lora_problems(cfg, section, model, config)
     yield from problems
     # An invalid config would make the check of the weights fail too.
     if Path(str(model.path)).is_dir() and not problems:
-        use: WeightPurpose = "policy" if isinstance(model, ModelConfig) else "value"
-        yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
+        weight_purpose: WeightPurpose = "policy" if isinstance(model, ModelConfig) else "value"
+        yield from find_weight_problems(
+            setting, directory, model.trust_remote_code, weight_purpose, config
+        )
 
 
 def _find_sequence_parallel_problems(
@@ -125,22 +129,24 @@ def _find_sequence_parallel_problems(
     """Yield a problem if sequence parallelism is set but some rows cannot be packed."""
     trained_section = "actor_rollout_ref.actor" if section == POLICY_SECTION else "critic"
     key = f"{trained_section}.ulysses_sequence_parallel_size"
-    size = value_at_path(cfg, key)
-    if size == 1:
+    sequence_parallel_size = value_at_path(cfg, key)
+    if sequence_parallel_size == 1:
         return
-    reason, limit = predict_packing_support(
+    row_wise_reason, max_packed_tokens = predict_packing_support(
         config, value_at_path(cfg, f"{section}.trust_remote_code")
     )
-    rows = cfg.data.max_prompt_length + cfg.data.max_response_length
-    method = get_rlvcr_settings(cfg.algorithm)
-    if method.enable:
-        rows += method.max_alternative_tokens
-    if not reason and limit is not None and rows > limit:
-        reason = f"rows may have {rows} tokens, and rows are packed up to {limit}"
-    if reason:
+    max_row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
+    rlvcr_settings = get_rlvcr_settings(cfg.algorithm)
+    if rlvcr_settings.enable:
+        max_row_tokens += rlvcr_settings.max_alternative_tokens
+    if not row_wise_reason and max_packed_tokens is not None and max_row_tokens > max_packed_tokens:
+        row_wise_reason = (
+            f"rows may have {max_row_tokens} tokens, and rows are packed up to {max_packed_tokens}"
+        )
+    if row_wise_reason:
         yield Problem(
-            f"{key}={size}: {setting} has row-wise forward passes, which one rank computes "
-            f"({config.model_type}: {reason}); allowed: 1; fix: {key}=1",
+            f"{key}={sequence_parallel_size}: {setting} has row-wise forward passes, which one "
+            f"rank computes ({config.model_type}: {row_wise_reason}); allowed: 1; fix: {key}=1",
             "unsupported_model",
         )
 
@@ -151,18 +157,20 @@ def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
 
 
 def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
-    path = find_tokenizer_directory(cfg)
-    if path is None:
+    tokenizer_directory = find_tokenizer_directory(cfg)
+    if tokenizer_directory is None:
         return {}
-    tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
-    arguments = cfg.data.apply_chat_template_kwargs
-    note = check_template_support(tokenizer, arguments).describe_history_support(cfg.env.history)
+    tokenizer = load_tokenizer(tokenizer_directory, cfg.actor_rollout_ref.model.trust_remote_code)
+    template_arguments = cfg.data.apply_chat_template_kwargs
+    note = check_template_support(tokenizer, template_arguments).describe_history_support(
+        cfg.env.history
+    )
     package = get_package(cfg.env.env_name)
     has_tools = isinstance(package.prompts(read_env_settings(cfg.env)), TemplateToolPrompts)
     if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
-        call_format = ReplyReader(ChatBridge(tokenizer, arguments)).tool_format
-        if call_format:
-            note += f"; it renders the tools, with calls in the format {call_format}"
+        tool_call_format = ReplyReader(ChatBridge(tokenizer, template_arguments)).tool_format
+        if tool_call_format:
+            note += f"; it renders the tools, with calls in the format {tool_call_format}"
         else:
             note += "; it renders no tools in a known format, so the system message describes them"
     return {"history_note": note}
@@ -192,8 +200,10 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     if not is_size_known:
         facts["parameters"] = sum(parameter.numel() for parameter in meta_model.parameters())
     if model.lora_rank:
-        targets = model.target_modules
-        add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
+        target_modules = model.target_modules
+        add_lora(
+            meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=target_modules
+        )
         facts["trained_parameters"] = sum(
             parameter.numel() for parameter in meta_model.parameters() if parameter.requires_grad
         )
@@ -212,8 +222,8 @@ def collect_initial_policy_facts(cfg: SFTConfig) -> dict[str, Any]:
 
 
 def _collect_packing_facts(config: "PreTrainedConfig", trust_remote_code: bool) -> dict[str, Any]:
-    reason, limit = predict_packing_support(config, trust_remote_code)
-    return {"row_wise_reason": reason, "max_packed_tokens": limit}
+    row_wise_reason, max_packed_tokens = predict_packing_support(config, trust_remote_code)
+    return {"row_wise_reason": row_wise_reason, "max_packed_tokens": max_packed_tokens}
 
 
 def _read_initial_model_config(cfg: SFTConfig) -> "PreTrainedConfig":
@@ -236,28 +246,34 @@ def _read_initial_model_config(cfg: SFTConfig) -> "PreTrainedConfig":
 
 def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[Problem]:
     """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level digits."""
-    path = find_tokenizer_directory(cfg)
-    if path is None:
+    tokenizer_directory = find_tokenizer_directory(cfg)
+    if tokenizer_directory is None:
         return
-    setting = f"{PATH_KEY}={path!r}"
+    setting = f"{PATH_KEY}={tokenizer_directory!r}"
     try:
-        tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
+        tokenizer = load_tokenizer(
+            tokenizer_directory, cfg.actor_rollout_ref.model.trust_remote_code
+        )
     except TOKENIZER_ERRORS as error:
         why = f"cannot load its tokenizer: {first_line(error)}"
         yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
-    vocabulary = None
-    is_created_by_cold_start = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
+    vocab_size = None
+    is_created_by_cold_start = (
+        cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != tokenizer_directory
+    )
     if is_model_valid and not is_created_by_cold_start:
-        config = read_config(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
-        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
+        config = read_config(
+            Path(tokenizer_directory), cfg.actor_rollout_ref.model.trust_remote_code
+        )
+        vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+    problems = list(find_tokenizer_problems(setting, tokenizer, tokenizer_directory, vocab_size))
     if problems:
         yield from problems
         return
     try:
-        support = check_template_support(tokenizer, cfg.data.apply_chat_template_kwargs)
-        support.check_history_support(cfg.env.history)
+        template_support = check_template_support(tokenizer, cfg.data.apply_chat_template_kwargs)
+        template_support.check_history_support(cfg.env.history)
     except UnsupportedTemplateError as error:
         yield Problem(
             f"{setting}: {error}; allowed: a chat template that supports env.history="
@@ -289,8 +305,8 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
         except FileNotFoundError:
             return None  # find_model_problems reports it
     model = build_cold_start_config(cfg).model
-    directories = [path for path in (model.tokenizer_path, model.path) if path]
-    return next((path for path in directories if Path(path).is_dir()), None)
+    candidate_directories = [path for path in (model.tokenizer_path, model.path) if path]
+    return next((path for path in candidate_directories if Path(path).is_dir()), None)
 
 
 def find_reward_model_problems(cfg: PPOConfig) -> Iterator[Problem]:

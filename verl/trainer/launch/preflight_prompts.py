@@ -76,14 +76,14 @@ def find_prompt_problems(
         yield from _find_file_prompt_problems(cfg, tokenizer, task_counts)
         return
     yield from _find_summary_problems(cfg, tokenizer)
-    lengths = measure_first_prompts(cfg, tokenizer, observations)
-    longest_prompt = max(lengths, default=0)
-    limit = cfg.data.max_prompt_length
-    if longest_prompt > limit:
-        num_too_long = sum(length > limit for length in lengths)
+    prompt_lengths = measure_first_prompts(cfg, tokenizer, observations)
+    longest_prompt = max(prompt_lengths, default=0)
+    max_prompt_length = cfg.data.max_prompt_length
+    if longest_prompt > max_prompt_length:
+        num_too_long = sum(prompt_length > max_prompt_length for prompt_length in prompt_lengths)
         why = (
-            f"{num_too_long} of {len(lengths)} first prompts are longer, so their trajectories "
-            f"would be dropped; the longest has {longest_prompt} tokens"
+            f"{num_too_long} of {len(prompt_lengths)} first prompts are longer, so their "
+            f"trajectories would be dropped; the longest has {longest_prompt} tokens"
         )
         # Suggest 25% more, in multiples of 64: prompts that were not measured may be longer.
         fix = f"{PROMPT_KEY}={-(-longest_prompt * 5 // 4 // 64) * 64}"
@@ -93,9 +93,10 @@ def find_prompt_problems(
 def find_prompt_or_parser_problem(
     cfg: PPOConfig, observations: Sequence[Observation]
 ) -> Problem | None:
-    """Return a problem of the package's functions that make and read texts, or None.
+    """Return a problem of the environment's functions for prompts and actions, or None.
 
-    Mixtures are not checked: they select these functions by task.
+    The functions make the texts of prompts, and parse actions from replies. Mixtures of
+    environments are not checked: they select these functions by task.
     """
     package = get_package(cfg.env.env_name)
     if not observations or package.mixture is not None or package.runs_agent:
@@ -111,35 +112,45 @@ def find_prompt_or_parser_problem(
     }
     for call_text, (call, is_valid, allowed) in text_calls.items():
         try:
-            value = call()
-            fault = None if is_valid(value) else f"returned {value!r:.80}"
+            returned_value = call()
+            fault_text = None if is_valid(returned_value) else f"returned {returned_value!r:.80}"
         except USER_CODE_ERRORS as error:  # boundary to user code
-            fault = f"raised {describe_error(error):.200}"
-        if fault is not None:
+            fault_text = f"raised {describe_error(error):.200}"
+        if fault_text is not None:
             return Problem(
-                f"env.env_name={cfg.env.env_name!r}: the call {call_text} {fault}; allowed: "
+                f"env.env_name={cfg.env.env_name!r}: the call {call_text} {fault_text}; allowed: "
                 f"{allowed}; fix: correct it, see docs/write_environment.md",
                 "failed_call",
             )
     return None
 
 
-def _list_prompt_calls(cfg: PPOConfig, prompts: Prompts, first: Observation) -> dict[str, TextCall]:
-    levels = should_request_levels(cfg)
-    calls: dict[str, Callable[[], object]] = {
+def _list_prompt_calls(
+    cfg: PPOConfig, prompts: Prompts, first_observation: Observation
+) -> dict[str, TextCall]:
+    requests_levels = should_request_levels(cfg)
+    call_by_text: dict[str, Callable[[], object]] = {
         # No system message (None) is allowed, as is an empty one.
-        "prompts.system(levels)": lambda: prompts.system(levels) or ""
+        "prompts.system(levels)": lambda: prompts.system(requests_levels) or ""
     }
     if cfg.env.history == "window":
-        calls["prompts.window(first, history, observation, levels)"] = lambda: prompts.window(
-            first, [(first.text, "x")], first, levels
+        call_by_text["prompts.window(first, history, observation, levels)"] = lambda: (
+            prompts.window(
+                first_observation,
+                [(first_observation.text, "x")],
+                first_observation,
+                requests_levels,
+            )
         )
     else:
-        calls["prompts.first(observation, levels)"] = lambda: prompts.first(first, levels)
+        call_by_text["prompts.first(observation, levels)"] = lambda: prompts.first(
+            first_observation, requests_levels
+        )
         if cfg.env.max_steps > 1:
-            calls["prompts.turn(observation)"] = lambda: prompts.turn(first)
+            call_by_text["prompts.turn(observation)"] = lambda: prompts.turn(first_observation)
     return {
-        name: (call, lambda value: isinstance(value, str), "a text") for name, call in calls.items()
+        call_text: (call, lambda value: isinstance(value, str), "a text")
+        for call_text, call in call_by_text.items()
     }
 
 
@@ -156,8 +167,8 @@ def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterat
     """Yield a problem if a row is too short for a turn and a summary (``env.compact``)."""
     if not cfg.env.compact.enable:
         return
-    bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-    summary_tokens = count_max_summary_tokens(bridge, cfg.env.compact)
+    chat_bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+    summary_tokens = count_max_summary_tokens(chat_bridge, cfg.env.compact)
     needed_tokens = cfg.env.max_turn_tokens + summary_tokens
     if needed_tokens > cfg.data.max_response_length:
         why = (
@@ -223,20 +234,21 @@ def observe_first_tasks(
         return [], error.problems  # its messages name the key and the file
     except (ImportError, OSError, ValueError, RecursionError) as error:
         why = f"has no tasks: {error}"
-        allowed, code = "an environment with tasks", "no_rows"
+        allowed, problem_code = "an environment with tasks", "no_rows"
     except (EnvFailure, WorkerStartError) as error:
         why = f"cannot be opened: {error}"
-        allowed, code = "an environment that opens", "failed_call"
+        allowed, problem_code = "an environment that opens", "failed_call"
     if "; fix: " not in why:
         why += f"; allowed: {allowed}; fix: see docs/environments.md"
-    return [], [Problem(f"env.env_name={cfg.env.env_name!r} {why}", code)]
+    return [], [Problem(f"env.env_name={cfg.env.env_name!r} {why}", problem_code)]
 
 
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
     """Return the numbers of training and validation tasks of the environment.
 
     Creating tasks takes time. So validation tasks are created here only if the environment does not
-    declare their number. Return {} for training tasks from files, which are counted elsewhere.
+    declare their number. Return {} for training tasks from files: ``_find_file_prompt_problems``
+    counts them.
     """
     if envs.split == "val":
         return {"val_tasks": len(envs.validation_set)}

@@ -56,7 +56,7 @@ def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def find_changed_task_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem for each setting in which a run that would continue is another run.
+    """Yield a problem for each setting that differs from that of the run to continue.
 
     With ``resume_mode=resume_path`` the user has named the checkpoint, so settings may change.
     """
@@ -68,7 +68,7 @@ def find_changed_task_problems(cfg: PPOConfig) -> Iterator[Problem]:
         return
     try:
         stored_config = parse_yaml(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # the config is written again
+    except (OSError, ValueError, yaml.YAMLError):  # unreadable: the run writes it again
         return
     for key in (*KEYS_OF_THE_TASK, DATA_KEY):
         try:
@@ -113,38 +113,45 @@ def _find_mismatch_problems(
         stored_shapes = read_weight_shapes(directory)
     except Exception:  # headers of damaged files raise errors of many types
         return
-    model = value_at_path(cfg, section)
+    model_settings = value_at_path(cfg, section)
     stored_rank = next((shape[0] for name, shape in stored_shapes.items() if LORA_A in name), 0)
-    if bool(model.lora_rank) != bool(stored_rank):
+    if bool(model_settings.lora_rank) != bool(stored_rank):
         key = f"{section}.lora_rank"
-        adapter = f"an adapter of rank {stored_rank}" if stored_rank else "no LoRA adapter"
-        why = f"the run would continue from {checkpoint}, which has {adapter}"
+        adapter_text = f"an adapter of rank {stored_rank}" if stored_rank else "no LoRA adapter"
+        why = f"the run would continue from {checkpoint}, which has {adapter_text}"
         fix = f"{key}={stored_rank}, or {NEW_RUN_FIX}"
         yield build_conflict(cfg, key, why, str(stored_rank), fix)
         return
-    config = read_config(
-        Path(resolve_directory_without_weights(str(model.path))),
-        model.trust_remote_code,
-        model.override_config,
+    model_config = read_config(
+        Path(resolve_directory_without_weights(str(model_settings.path))),
+        model_settings.trust_remote_code,
+        model_settings.override_config,
     )
-    meta_model = build_meta_model(config, model.trust_remote_code)
-    if model.lora_rank:
+    meta_model = build_meta_model(model_config, model_settings.trust_remote_code)
+    if model_settings.lora_rank:
         # A critic has no output head of a language model.
         adapted_model: Any = meta_model.base_model if section == CRITIC_SECTION else meta_model
-        saved = read_saved_adapter(directory)
-        problems = saved and list(
-            find_adapter_mismatch_problems(section, model, adapted_model, saved, str(checkpoint))
+        saved_adapter = read_saved_adapter(directory)
+        problems = saved_adapter and list(
+            find_adapter_mismatch_problems(
+                section, model_settings, adapted_model, saved_adapter, str(checkpoint)
+            )
         )
         if problems:
             yield from problems
             return
-        targets = model.target_modules
-        add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
+        target_modules = model_settings.target_modules
+        add_lora(
+            meta_model,
+            rank=model_settings.lora_rank,
+            alpha=model_settings.lora_alpha,
+            target_modules=target_modules,
+        )
     model_class = ValueModel if section == CRITIC_SECTION else PolicyModel
     differences = list_shape_differences(model_class(meta_model), stored_shapes)
     if differences:
-        name, stored, expected = differences[0]
-        difference = f"{name} has the shape {stored} there, and {expected} in the model"
+        name, stored_shape, model_shape = differences[0]
+        difference = f"{name} has the shape {stored_shape} there, and {model_shape} in the model"
         why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
         allowed = "the model with which the run started"
         yield build_problem(cfg, f"{section}.path", why, allowed, NEW_RUN_FIX, "wrong_weights")
@@ -153,9 +160,13 @@ def _find_mismatch_problems(
 def list_shape_differences(
     model: PolicyModel | ValueModel, stored_shapes: Mapping[str, list[int]]
 ) -> list[tuple[str, list[int] | None, list[int] | None]]:
-    """Return name, stored shape and shape in ``model`` of each weight that differs (None: none)."""
+    """Return name, stored shape and model shape of each differing weight (None: no weight)."""
     model_shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     buffer_names = {name for name, _ in model.named_buffers()}
-    names = sorted(model_shapes.keys() | (stored_shapes.keys() - buffer_names))
-    shapes = [(name, stored_shapes.get(name), model_shapes.get(name)) for name in names]
-    return [(name, stored, expected) for name, stored, expected in shapes if stored != expected]
+    weight_names = sorted(model_shapes.keys() | (stored_shapes.keys() - buffer_names))
+    shape_pairs = [(name, stored_shapes.get(name), model_shapes.get(name)) for name in weight_names]
+    return [
+        (name, stored_shape, model_shape)
+        for name, stored_shape, model_shape in shape_pairs
+        if stored_shape != model_shape
+    ]

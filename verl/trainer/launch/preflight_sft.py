@@ -89,8 +89,8 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[Prob
                 cfg, PATH_KEY, first_line(error), ALLOWED_MODELS, fix, "unreadable_file"
             )
             return
-        override = cfg.model.override_config
-        problems = list(find_override_config_problems("model", override, config, directory))
+        override_config = cfg.model.override_config
+        problems = list(find_override_config_problems("model", override_config, config, directory))
         # A policy on the hub is checked after its download.
         if not problems and Path(cfg.model.path).is_dir():
             problems += find_initial_policy_problems(cfg, Path(cfg.model.path))

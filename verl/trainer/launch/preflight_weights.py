@@ -70,15 +70,15 @@ def find_override_config_problems(
             "model again with another config.json",
             "conflicting_keys",
         )
-    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
+    config_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
     unknown_names = find_unknown_overrides(config, directory, override)
     for name in unknown_names:
         value = override[name]
-        similar_name = nearest_name(name, known_names)
+        similar_name = nearest_name(name, config_names)
         fix = f"set {key}.{similar_name}={value}" if similar_name else "remove it"
         yield Problem(
             f"{key}.{name}={value!r}: {type(config).__name__} has no such value"
-            f"{did_you_mean(name, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}",
+            f"{did_you_mean(name, config_names)}; allowed: {', '.join(config_names)}; fix: {fix}",
             "unknown_key",
         )
     if not unknown_names:
@@ -92,11 +92,11 @@ def find_override_config_problems(
 
 
 def find_tokenizer_problems(
-    setting: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
+    setting: str, tokenizer: Any, directory: str | Path, vocab_size: int | None
 ) -> Iterator[Problem]:
     """Yield a problem if ``directory`` has no tokenizer files, or if an id is too large.
 
-    Ids must be below ``vocabulary``, the number of embeddings. None skips this check.
+    Ids must be below ``vocab_size``, the number of embeddings. None skips this check.
     """
     # Without files transformers creates an empty tokenizer for many classes, without an error.
     tokenizer_file_names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
@@ -106,10 +106,10 @@ def find_tokenizer_problems(
         yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
     max_id = max(tokenizer.get_vocab().values(), default=-1)
-    if vocabulary is not None and max_id >= vocabulary:
+    if vocab_size is not None and max_id >= vocab_size:
         yield Problem(
             f"{setting}: its tokenizer has ids up to {max_id}, but the model has embeddings only "
-            f"for ids below {vocabulary}; allowed: a tokenizer within the model's vocabulary; fix: "
+            f"for ids below {vocab_size}; allowed: a tokenizer within the model's vocabulary; fix: "
             "use the tokenizer of this model, or call resize_token_embeddings and save both",
             "conflicting_keys",
         )
@@ -157,8 +157,8 @@ def find_policy_problems(
         why = f"cannot load its tokenizer: {first_line(error)}"
         yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
-    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    yield from find_tokenizer_problems(setting, tokenizer, tokenizer_directory, vocabulary)
+    vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+    yield from find_tokenizer_problems(setting, tokenizer, tokenizer_directory, vocab_size)
 
 
 def load_checked_tokenizer(setting: str, directory: Path, trust_remote_code: bool) -> Any:

@@ -62,14 +62,19 @@ def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
     num_training_steps = count_training_steps(cfg, train_tasks)
     # The actor is not updated in the training steps of critic_warmup.
     num_actor_training_steps = num_training_steps - cfg.trainer.critic_warmup
-    sections = {"actor_rollout_ref.actor": num_actor_training_steps, "critic": num_training_steps}
-    values = {}
-    for path, steps in sections.items():
-        section = value_at_path(cfg, path)
+    steps_by_section = {
+        "actor_rollout_ref.actor": num_actor_training_steps,
+        "critic": num_training_steps,
+    }
+    steps_by_key = {}
+    for section_path, steps in steps_by_section.items():
+        section = value_at_path(cfg, section_path)
         if section.optim.total_training_steps < 1:
             steps_per_training_step = section.ppo_mini_batches * section.ppo_epochs
-            values[f"{path}.optim.total_training_steps"] = max(1, steps) * steps_per_training_step
-    return values
+            steps_by_key[f"{section_path}.optim.total_training_steps"] = (
+                max(1, steps) * steps_per_training_step
+            )
+    return steps_by_key
 
 
 def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
@@ -79,28 +84,30 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     another directory. Paths of models are not included; ``verl.models.hub.pin_revision`` makes
     them absolute.
     """
-    paths = {key: value_at_path(cfg, key) for key in PATH_KEYS}
-    values: dict[str, Any] = {key: make_absolute(path) for key, path in paths.items() if path}
+    path_by_key = {key: value_at_path(cfg, key) for key in PATH_KEYS}
+    absolute_values: dict[str, Any] = {
+        key: make_absolute(path) for key, path in path_by_key.items() if path
+    }
     adapters = cfg.actor_rollout_ref.model.adapters
     if adapters:
-        values["actor_rollout_ref.model.adapters"] = {
+        absolute_values["actor_rollout_ref.model.adapters"] = {
             name: make_absolute(directory) for name, directory in adapters.items()
         }
     env = cfg.env
     if env.kwargs:
-        values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
-    mixture_settings: Any = env.active_section
+        absolute_values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
+    active_settings: Any = env.active_section
     # Only a mixture, an environment made of several others, has ``part_weights`` (name -> weight).
-    mixture_parts = getattr(mixture_settings, "part_weights", ())
+    mixture_parts = getattr(active_settings, "part_weights", ())
     for name in (env.name, *(mixture_part.split("/", 1)[0] for mixture_part in mixture_parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
-            values[f"env.{name}"] = _make_settings_absolute(settings)
-    part_kwargs = mixture_settings.kwargs if mixture_parts else {}
-    if part_kwargs:
-        kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in part_kwargs.items()}
-        values[f"env.{env.name}"] = mixture_settings.model_copy(update={"kwargs": kwargs})
-    return values
+            absolute_values[f"env.{name}"] = _make_settings_absolute(settings)
+    kwargs_by_part = active_settings.kwargs if mixture_parts else {}
+    if kwargs_by_part:
+        kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in kwargs_by_part.items()}
+        absolute_values[f"env.{env.name}"] = active_settings.model_copy(update={"kwargs": kwargs})
+    return absolute_values
 
 
 def build_adapter_resume_overrides(cfg: PPOConfig) -> dict[str, Any]:
@@ -110,11 +117,15 @@ def build_adapter_resume_overrides(cfg: PPOConfig) -> dict[str, Any]:
     a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if there is
     no valid checkpoint and the start adapter cannot be read.
     """
-    adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
-    if adapter is None:
+    start_adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
+    if start_adapter is None:
         return {}
-    checkpoints = CheckpointManager(Path(make_absolute(trainer.default_local_dir)) / "checkpoints")
-    checkpoint = choose_checkpoint(checkpoints, trainer.resume_mode, trainer.resume_from_path)
+    checkpoint_manager = CheckpointManager(
+        Path(make_absolute(trainer.default_local_dir)) / "checkpoints"
+    )
+    checkpoint = choose_checkpoint(
+        checkpoint_manager, trainer.resume_mode, trainer.resume_from_path
+    )
     if checkpoint is not None:
         return {
             START_KEY: None,
@@ -122,11 +133,12 @@ def build_adapter_resume_overrides(cfg: PPOConfig) -> dict[str, Any]:
             "trainer.resume_from_path": make_absolute(str(checkpoint)),
         }
     try:
-        read_adapter_settings(adapter)
+        read_adapter_settings(start_adapter)
     except ValueError as error:
         raise ConfigError(
-            f"{START_KEY}={adapter!r}: {error}, and the run has no valid checkpoint to continue "
-            "from; allowed: a directory of peft; fix: restore the directory or a checkpoint",
+            f"{START_KEY}={start_adapter!r}: {error}, and the run has no valid checkpoint to "
+            "continue from; allowed: a directory of peft; fix: restore the directory or a "
+            "checkpoint",
             "unreadable_file",
         ) from error
     return {}
@@ -153,14 +165,14 @@ def _make_settings_absolute(settings: EnvSettings) -> EnvSettings:
 def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
     """Yield name and absolute value of each environment setting that is a path."""
     for name, value in vars(settings).items():
-        markers = type(settings).model_fields[name].metadata
+        field_markers = type(settings).model_fields[name].metadata
         if name == "data_dir" and value:
             yield name, make_absolute(value)
         elif name in ("train_files", "val_files"):
             yield name, [make_absolute(file) for file in value]
         elif isinstance(value, FunctionFromFile) and value.path:
             yield name, value.model_copy(update={"path": make_absolute(value.path)})
-        elif value and any(isinstance(marker, NamesCode) for marker in markers):
+        elif value and any(isinstance(marker, NamesCode) for marker in field_markers):
             yield name, _make_function_paths_absolute(value)
 
 
@@ -254,17 +266,25 @@ def find_placement_problems(
     else:
         yield from check_cpu_settings(cfg)
     has_separate_engines = engines_have_separate_gpus(cfg, device)
-    ranks = trainer.n_gpus_per_node
+    ranks_per_node = trainer.n_gpus_per_node
     cpus_per_rank = (num_groups - 1 if has_separate_engines else num_groups) * cpus
-    gpus = ranks if device == "cuda" else 0
-    keys = (NODES_KEY, RANKS_KEY)
-    pool_needs = [PoolRequirement(trainer.nnodes, ranks * cpus_per_rank, gpus, keys)]
+    training_gpus_per_node = ranks_per_node if device == "cuda" else 0
+    pool_keys = (NODES_KEY, RANKS_KEY)
+    pool_needs = [
+        PoolRequirement(
+            trainer.nnodes, ranks_per_node * cpus_per_rank, training_gpus_per_node, pool_keys
+        )
+    ]
     if has_separate_engines:
         gpus_by_node = count_engine_gpus_by_node(cfg)
-        num_gpus = gpus_by_node[0]
-        has_gpu_key = cfg.actor_rollout_ref.rollout.n_gpus_per_node
-        keys = (ENGINE_NODES_KEY, ENGINE_GPUS_KEY if has_gpu_key else RANKS_KEY)
-        pool_needs.append(PoolRequirement(len(gpus_by_node), num_gpus * cpus, num_gpus, keys))
+        engine_gpus_per_node = gpus_by_node[0]
+        configured_engine_gpus = cfg.actor_rollout_ref.rollout.n_gpus_per_node
+        pool_keys = (ENGINE_NODES_KEY, ENGINE_GPUS_KEY if configured_engine_gpus else RANKS_KEY)
+        pool_needs.append(
+            PoolRequirement(
+                len(gpus_by_node), engine_gpus_per_node * cpus, engine_gpus_per_node, pool_keys
+            )
+        )
     nodes = list(nodes)
     free_nodes = nodes
     # Place the pools in the order of ``ResourcePoolManager.reserve_pools``.
@@ -280,15 +300,15 @@ def _find_capacity_problems(
     free_nodes: Sequence[ClusterNode],
 ) -> Iterator[Problem]:
     # The pool has ``pool_need.nodes`` bundles. One node may have resources for several bundles.
-    capacity = sum(int(_count_fitting_bundles(node, pool_need)) for node in free_nodes)
-    if capacity < pool_need.nodes:
+    num_fitting_bundles = sum(int(_count_fitting_bundles(node, pool_need)) for node in free_nodes)
+    if num_fitting_bundles < pool_need.nodes:
         fits_on_a_node = any(_count_fitting_bundles(node, pool_need) >= 1 for node in nodes)
         key = pool_need.keys[0 if fits_on_a_node else 1]
         other_workers = "training ranks" if ENGINE_NODES_KEY in pool_need.keys else "engines"
         addition_text = "" if free_nodes == nodes else f" in addition to the {other_workers}"
         why = (
             f"{pool_need.nodes} x ({pool_need.gpus} GPUs and {pool_need.cpus:g} CPUs on one node) "
-            f"are needed, but only {capacity} fit{addition_text}: {_format_nodes(nodes)}"
+            f"are needed, but only {num_fitting_bundles} fit{addition_text}: {_format_nodes(nodes)}"
         )
         allowed = "at most the resources of the nodes of the cluster"
         fix = "fewer ranks"
@@ -308,24 +328,24 @@ def _subtract_pool(
     without other pools are preferred, then nodes with the most free resources.
     """
     free_nodes = list(free_nodes)
-    unused_indices = set(range(len(free_nodes)))
+    unused_node_indices = set(range(len(free_nodes)))
     for _ in range(pool_need.nodes):
-        fitting_indices = {
+        fitting_node_indices = {
             node_index
             for node_index, node in enumerate(free_nodes)
             if _count_fitting_bundles(node, pool_need) >= 1
         }
-        if not fitting_indices:
+        if not fitting_node_indices:
             break
         # Choose the node as RayResourcePool does.
         node_index = max(
-            fitting_indices & unused_indices or fitting_indices,
+            fitting_node_indices & unused_node_indices or fitting_node_indices,
             key=lambda node_index: (
                 free_nodes[node_index] == nodes[node_index],
                 _count_fitting_bundles(free_nodes[node_index], pool_need),
             ),
         )
-        unused_indices.discard(node_index)
+        unused_node_indices.discard(node_index)
         node = free_nodes[node_index]
         free_nodes[node_index] = replace(
             node, cpus=node.cpus - pool_need.cpus, gpus=node.gpus - pool_need.gpus
@@ -341,4 +361,7 @@ def _count_fitting_bundles(node: ClusterNode, pool_need: PoolRequirement) -> flo
 
 
 def _format_nodes(nodes: Sequence[ClusterNode]) -> str:
-    return ", ".join(f"{n.name} has {n.gpus:g} GPUs, {n.cpus:g} CPUs" for n in nodes) or "no node"
+    return (
+        ", ".join(f"{node.name} has {node.gpus:g} GPUs, {node.cpus:g} CPUs" for node in nodes)
+        or "no node"
+    )

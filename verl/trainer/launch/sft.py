@@ -93,8 +93,10 @@ def run_sft(cfg: SFTConfig) -> Path:
         train_records, held_out_records = load_records(cfg)
         enter_stage("tokens")
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch_directory:
-            source = prepare_initial_policy(cfg, train_records, Path(scratch_directory))
-            tokenizer_path = cfg.model.tokenizer_path or source
+            initial_policy_directory = prepare_initial_policy(
+                cfg, train_records, Path(scratch_directory)
+            )
+            tokenizer_path = cfg.model.tokenizer_path or initial_policy_directory
             tokenizer = AutoTokenizer.from_pretrained(
                 tokenizer_path, trust_remote_code=cfg.model.trust_remote_code
             )
@@ -112,7 +114,7 @@ def run_sft(cfg: SFTConfig) -> Path:
                 run_dir=run.path,
                 checkpoints=run.checkpoints,
                 log_file=run.logs / "sft.log",
-                source=source,
+                initial_policy_directory=initial_policy_directory,
                 tokenizer=str(tokenizer_path),
                 rows=rows,
                 batches=batches,
@@ -159,8 +161,8 @@ def run_cold_start(cfg: SFTConfig) -> None:
 
 def check_save_path(cfg: SFTConfig) -> None:
     """Raise ``ConfigError`` if the run must not replace the contents of ``model.save_path``."""
-    inputs = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
-    protected_paths = [Path(path) for path in inputs if path and Path(path).exists()]
+    input_paths = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
+    protected_paths = [Path(path) for path in input_paths if path and Path(path).exists()]
     protected_paths.append(Path(cfg.trainer.default_local_dir))
     require_replaceable_directory(
         Path(cfg.model.save_path), "model.save_path", cfg.model.overwrite, protected_paths
@@ -214,7 +216,7 @@ def check_expert(cfg: SFTConfig) -> None:
         fix = "set data.train_files to files with episodes"
         message = f"env.env_name={env_name!r}: {error}; fix: {fix}"
         raise ConfigError(message, "unknown_name") from error
-    settings = read_env_settings(cfg.env)
+    env_settings = read_env_settings(cfg.env)
     if not set(levels) <= set(expert.levels):
         allowed = ", ".join(map(str, expert.levels))
         raise ConfigError(
@@ -222,7 +224,7 @@ def check_expert(cfg: SFTConfig) -> None:
             f"allowed: any of {allowed}; fix: set data.levels=[{allowed}]",
             "out_of_range",
         )
-    if needed_level_share and not expert.names_needed_level(settings):
+    if needed_level_share and not expert.names_needed_level(env_settings):
         raise ConfigError(
             f"data.needed_level_share={needed_level_share}: the expert of {env_name!r} does not "
             "know the required level of a turn; allowed: 0; fix: set data.needed_level_share=0",
@@ -272,8 +274,8 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
     Raises ``ConfigError`` if the tokenizer or its chat template cannot render a record.
     """
     data = cfg.data
-    bridge = None
-    probe = None
+    chat_bridge = None
+    template_support = None
     for record in records:
         try:
             if TOKENS_COLUMN in record:
@@ -281,15 +283,17 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
                 continue
             # Create the objects that need a chat template on first use: records of token ids need
             # no chat template.
-            probe = probe or check_template_support(tokenizer, data.apply_chat_template_kwargs)
-            bridge = bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
+            template_support = template_support or check_template_support(
+                tokenizer, data.apply_chat_template_kwargs
+            )
+            chat_bridge = chat_bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
             messages = record[data.messages_key]
             if data.history == "chat":
-                probe.check_history_support("chat")
-                yield encode_chat_episode(bridge, messages, data.max_length)
+                template_support.check_history_support("chat")
+                yield encode_chat_episode(chat_bridge, messages, data.max_length)
                 continue
-            _require_renderable_messages(probe, messages)
-            row = encode_episode(bridge, messages, data.env_loss_weight, data.max_length)
+            _require_renderable_messages(template_support, messages)
+            row = encode_episode(chat_bridge, messages, data.env_loss_weight, data.max_length)
             yield [row] if row else []
         except UnsupportedTemplateError as error:
             raise ConfigError(
@@ -349,13 +353,13 @@ def encode_episode(
     if not first_reply_index:
         raise ValueError("an episode needs a prompt and an assistant message after it")
     token_ids = bridge.encode_first_prompt(messages[:first_reply_index])
-    weights = [messages[0].get("weight", env_weight)] * len(token_ids)
+    loss_weights = [messages[0].get("weight", env_weight)] * len(token_ids)
     agent_mask = [False] * len(token_ids)
     length_of_whole_turns = 0
     for reply, observation in _pair_assistant_and_user(messages[first_reply_index:]):
         reply_ids = bridge.encode_turn(reply["content"])
         token_ids = [*token_ids, *reply_ids]
-        weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
+        loss_weights = loss_weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
         agent_mask += [True] * len(reply_ids)
         if len(token_ids) > max_length:
             break
@@ -363,15 +367,25 @@ def encode_episode(
         # removed below.
         length_of_whole_turns = len(token_ids)
         if observation is not None:
-            tokens = bridge.make_inter_turn_tokens(reply_ids, observation["content"])
-            observation_ids = [*tokens.ids_before, *tokens.observation, *tokens.ids_after]
+            inter_turn_tokens = bridge.make_inter_turn_tokens(reply_ids, observation["content"])
+            observation_ids = [
+                *inter_turn_tokens.ids_before,
+                *inter_turn_tokens.observation,
+                *inter_turn_tokens.ids_after,
+            ]
             token_ids = token_ids + observation_ids
-            weights = weights + [observation.get("weight", env_weight)] * len(observation_ids)
+            loss_weights = loss_weights + [observation.get("weight", env_weight)] * len(
+                observation_ids
+            )
             agent_mask += [False] * len(observation_ids)
-    end = length_of_whole_turns
-    if not any(weights[1:end]):
+    row_length = length_of_whole_turns
+    if not any(loss_weights[1:row_length]):
         return None
-    return SFTRow(tuple(token_ids[:end]), tuple(weights[:end]), tuple(agent_mask[:end]))
+    return SFTRow(
+        tuple(token_ids[:row_length]),
+        tuple(loss_weights[:row_length]),
+        tuple(agent_mask[:row_length]),
+    )
 
 
 def encode_chat_episode(
@@ -385,28 +399,32 @@ def encode_chat_episode(
     """
     if any(m.get("weight") for m in messages if m["role"] != "assistant"):
         raise ValueError("with data.history=chat only messages of the assistant have a loss weight")
-    dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
-    texts = [{"role": message["role"], "content": message["content"]} for message in messages]
-    weights: dict[int, float] = {}
-    for turn, message in enumerate(messages):
+    episode_dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
+    plain_messages = [
+        {"role": message["role"], "content": message["content"]} for message in messages
+    ]
+    weight_by_turn: dict[int, float] = {}
+    for message_index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        ids = encode_reply(bridge, message["content"])
-        limits = TokenLimits(max_total=max_length, max_turn=len(ids))
-        dialogue = dialogues.open_dialogue(texts[:turn], turn, limits=limits)
+        reply_ids = encode_reply(bridge, message["content"])
+        limits = TokenLimits(max_total=max_length, max_turn=len(reply_ids))
+        dialogue = episode_dialogues.open_dialogue(
+            plain_messages[:message_index], message_index, limits=limits
+        )
         if dialogue is None:
             break
-        weights[turn] = message.get("weight", AGENT_WEIGHT)
-        reply = SamplingResult("", list(ids), [0.0] * len(ids), StopReason.STOP, 0)
-        dialogue.add_reply(reply, turn, message["content"])
+        weight_by_turn[message_index] = message.get("weight", AGENT_WEIGHT)
+        reply = SamplingResult("", list(reply_ids), [0.0] * len(reply_ids), StopReason.STOP, 0)
+        dialogue.add_reply(reply, message_index, message["content"])
     rows = []
-    for ledger in dialogues.ledgers:
-        row_weights = [0.0] * len(ledger)
-        for segment in ledger.agent_segments:
-            segment_weights = [weights[segment.turn]] * len(segment.ids)
+    for token_ledger in episode_dialogues.ledgers:
+        row_weights = [0.0] * len(token_ledger)
+        for segment in token_ledger.agent_segments:
+            segment_weights = [weight_by_turn[segment.turn]] * len(segment.ids)
             row_weights[segment.start : segment.end_position] = segment_weights
         if any(row_weights):
-            rows.append(SFTRow(tuple(ledger.token_ids), tuple(row_weights)))
+            rows.append(SFTRow(tuple(token_ledger.token_ids), tuple(row_weights)))
     return rows
 
 
@@ -419,19 +437,19 @@ def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
     """
     thought_opening_tag = get_reply_reader(bridge).thought_opening_tag
     with contextlib.suppress(UnsupportedTemplateError):
-        ids = bridge.encode_turn(text)
-        rendered = thought_opening_tag + bridge.decode(ids)
-        if "".join(text.split()) in "".join(rendered.split()):
-            return ids
-    opening = thought_opening_tag.strip()
-    if not text.lstrip().startswith(opening):
+        reply_ids = bridge.encode_turn(text)
+        rendered_text = thought_opening_tag + bridge.decode(reply_ids)
+        if "".join(text.split()) in "".join(rendered_text.split()):
+            return reply_ids
+    opening_tag = thought_opening_tag.strip()
+    if not text.lstrip().startswith(opening_tag):
         raise ValueError(
-            f"the prompt opens a thought, but the reply {text[:80]!r} has none in {opening} tags "
-            "(data.apply_chat_template_kwargs={enable_thinking: false} may open none)"
+            f"the prompt opens a thought, but the reply {text[:80]!r} has none in {opening_tag} "
+            "tags (data.apply_chat_template_kwargs={enable_thinking: false} may open none)"
         )
-    if opening:
-        text_after_tag = text.lstrip().removeprefix(opening)
-        text = text_after_tag.removeprefix(thought_opening_tag.partition(opening)[2])
+    if opening_tag:
+        text_after_tag = text.lstrip().removeprefix(opening_tag)
+        text = text_after_tag.removeprefix(thought_opening_tag.partition(opening_tag)[2])
     return bridge.encode_turn(text, is_rendered=False)
 
 
@@ -490,8 +508,10 @@ def prepare_initial_policy(cfg: SFTConfig, records: list[Record], scratch_direct
     # The expert (a scripted agent) may declare texts with punctuation or spaces. Each becomes one
     # token of the new tokenizer, like a tag.
     symbols = expert.symbols(read_env_settings(cfg.env)) if expert else ()
-    key = cfg.data.messages_key
-    message_texts = (message["content"] for record in records for message in record.get(key, ()))
+    messages_key = cfg.data.messages_key
+    message_texts = (
+        message["content"] for record in records for message in record.get(messages_key, ())
+    )
     return build_policy(
         scratch_directory,
         message_texts,

@@ -55,7 +55,7 @@ class SFTJob:
     run_dir: Path
     checkpoints: Path
     log_file: Path
-    source: Path
+    initial_policy_directory: Path
     tokenizer: str
     rows: list[SFTRow]
     batches: list[list[int]]
@@ -79,11 +79,11 @@ def train_on_ranks(job: SFTJob, num_ranks: int) -> None:
     if num_ranks == 1:
         train_and_save(job)
         return
-    with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
+    with tempfile.TemporaryDirectory(prefix="ranks-") as rendezvous_directory:
         # Find other ranks by a file, because another process could take a port.
         # Use daemons: a rank that hangs must not keep an interrupted run from ending.
-        arguments = (job, num_ranks, f"file://{directory}/rendezvous")
-        spawn(_run_rank, arguments, nprocs=num_ranks, daemon=True)
+        rank_arguments = (job, num_ranks, f"file://{rendezvous_directory}/rendezvous")
+        spawn(_run_rank, rank_arguments, nprocs=num_ranks, daemon=True)
 
 
 def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -> None:
@@ -117,8 +117,8 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
 def train_and_save(job: SFTJob) -> None:
     """Run this rank's part of the training. Rank 0 writes the directory ``model.save_path``."""
     cfg, trainer = job.cfg, job.cfg.trainer
-    lengths = [len(row) for row in job.rows]
-    language_model = _load_start_policy(cfg.model, job.source)
+    row_lengths = [len(row) for row in job.rows]
+    language_model = _load_start_policy(cfg.model, job.initial_policy_directory)
     schedule_steps = max(0, cfg.optim.total_training_steps) or len(job.batches)
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied_parameters = tied_names(language_model)
@@ -145,28 +145,38 @@ def train_and_save(job: SFTJob) -> None:
     sft_trainer.resume(job.resumed_checkpoint)
     num_parameters = sum(p.numel() for p in engine.module.parameters())
     num_steps = len(job.batches)
-    size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {num_steps:,} optimizer steps"
+    size_text = (
+        f"{len(row_lengths):,} rows, {sum(row_lengths):,} tokens, {num_steps:,} optimizer steps"
+    )
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
     _fit_and_show_progress(job, sft_trainer, checkpoints)
-    state = gather_full_weights(engine)
-    scales = lora_scales(language_model)
-    weights = convert_to_hf_weights(language_model, state, LM_PREFIX, scales, tied_parameters)
+    full_weights = gather_full_weights(engine)
+    adapter_scales = lora_scales(language_model)
+    hf_weights = convert_to_hf_weights(
+        language_model, full_weights, LM_PREFIX, adapter_scales, tied_parameters
+    )
     if get_rank() > 0:
         return
     tokenizer = AutoTokenizer.from_pretrained(
         job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
     )
     with publish_directory(Path(cfg.model.save_path), cfg.model.overwrite) as directory:
-        save_hf(language_model, weights, directory, source=None)
+        save_hf(language_model, hf_weights, directory, source=None)
         tokenizer.save_pretrained(directory)
-        if scales:
+        if adapter_scales:
             adapter_directory = directory / ADAPTER_FOLDER
-            save_adapters(language_model, state, LM_PREFIX, adapter_directory, source=job.source)
+            save_adapters(
+                language_model,
+                full_weights,
+                LM_PREFIX,
+                adapter_directory,
+                source=job.initial_policy_directory,
+            )
 
 
-def _load_start_policy(model: SFTModelConfig, source: Path) -> PreTrainedModel:
+def _load_start_policy(model: SFTModelConfig, policy_directory: Path) -> PreTrainedModel:
     return load_causal_lm(
-        source,
+        policy_directory,
         trust_remote_code=model.trust_remote_code,
         override_config=model.override_config,
         gradient_checkpointing=model.enable_gradient_checkpointing,
@@ -209,7 +219,7 @@ class SFTProgress:
         self.metrics_interval = max(1, total_steps // MAX_METRIC_LINES)
         self.progress: Progress | None = None
         if "console" in trainer.logger:
-            self.progress = Progress("imitating", total_steps, "steps", first=first_step)
+            self.progress = Progress("imitating", total_steps, "steps", num_done_before=first_step)
 
     def on_step(self, record: OptimizerStepResult) -> None:
         """Show the step; write its metrics at about ``MAX_METRIC_LINES`` steps."""

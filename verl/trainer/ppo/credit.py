@@ -39,24 +39,26 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
     sequence_ids = range(len(batch))
     if config.algorithm.row_weight == "trajectory":
         sequence_ids = batch.non_tensor_batch["traj_uid"]
-    columns = (
+    mismatch_inputs = (
         batch.batch["old_log_probs"],
         batch.batch["rollout_log_probs"],
         batch.batch["response_mask"],
         factorize_keys(sequence_ids),
     )
-    metrics = compute_mismatch_metrics(*columns)
+    metrics = compute_mismatch_metrics(*mismatch_inputs)
     correction_config = config.algorithm.rollout_correction
-    correction = CorrectionRule(
+    correction_rule = CorrectionRule(
         weight_level=correction_config.rollout_is,
         largest_weight=correction_config.rollout_is_threshold,
         reject_level=correction_config.rollout_rs,
         accept_from=correction_config.rollout_rs_threshold_lower,
         accept_to=correction_config.rollout_rs_threshold,
     )
-    if correction.weight_level or correction.reject_level:
-        weights, correction_metrics = compute_correction_weights(*columns, correction)
-        batch.batch[CORRECTION_WEIGHTS] = weights.float()
+    if correction_rule.weight_level or correction_rule.reject_level:
+        correction_weights, correction_metrics = compute_correction_weights(
+            *mismatch_inputs, correction_rule
+        )
+        batch.batch[CORRECTION_WEIGHTS] = correction_weights.float()
         metrics |= correction_metrics
     return metrics
 
@@ -71,22 +73,22 @@ class CombinedRewards:
     """
 
     rule_rewards: RewardFunction
-    group: RayWorkerGroup
+    reward_group: RayWorkerGroup
     config: RewardModelConfig
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         """Return ``token_level_scores`` [B, R]: rule-based rewards plus weighted model scores."""
         scores = self.config.rule_weight * self.rule_rewards(data)
-        scored_rows = self.group.compute_rm_score(data.select([], [MESSAGES], []))
+        scored_rows = self.reward_group.compute_rm_score(data.select([], [MESSAGES], []))
         trajectory_scores = broadcast_trajectory_scores(
             scored_rows.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"]
         )
         rows, last_columns = find_last_nonzero(data.batch["response_mask"])
         scores[rows, last_columns] += self.config.weight * trajectory_scores[rows]
         reward_parts = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
-        rows_and_scores = zip(reward_parts, trajectory_scores.tolist(), strict=True)
+        parts_and_scores = zip(reward_parts, trajectory_scores.tolist(), strict=True)
         data.non_tensor_batch[REWARD_PARTS] = object_array(
-            {**row_parts, MODEL_PART: score} for row_parts, score in rows_and_scores
+            {**row_parts, MODEL_PART: score} for row_parts, score in parts_and_scores
         )
         return scores
 
@@ -97,23 +99,27 @@ class CombinedRewards:
         return object_array([[weight * reward for reward in row] for row in rewards])
 
 
-def broadcast_trajectory_scores(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
+def broadcast_trajectory_scores(scores: torch.Tensor, trajectory_ids: np.ndarray) -> torch.Tensor:
     """Return scores [B] in which all rows of a trajectory have its score.
 
     In the argument ``scores`` [B] one row of each trajectory has a number, and its other rows NaN.
     Raises ``ValueError`` if a trajectory has no finite score, which must not count as 0.
     """
-    names = trajectories.astype(str).tolist()
-    pairs = zip(names, scores.tolist(), strict=True)
-    score_by_trajectory = {name: score for name, score in pairs if np.isfinite(score)}
-    unscored_trajectories = [name for name in names if name not in score_by_trajectory]
+    id_of_row = trajectory_ids.astype(str).tolist()
+    id_score_pairs = zip(id_of_row, scores.tolist(), strict=True)
+    score_by_trajectory = {
+        trajectory_id: score for trajectory_id, score in id_score_pairs if np.isfinite(score)
+    }
+    unscored_trajectories = [
+        trajectory_id for trajectory_id in id_of_row if trajectory_id not in score_by_trajectory
+    ]
     if unscored_trajectories:
         raise ValueError(
             f"reward_model: trajectory {unscored_trajectories[0]} has no finite score; allowed: a "
             "finite number for every trajectory; fix: set another reward_model.model.path, or "
             "reward_model.dtype=float32"
         )
-    return torch.tensor([score_by_trajectory[name] for name in names])
+    return torch.tensor([score_by_trajectory[trajectory_id] for trajectory_id in id_of_row])
 
 
 def uses_greedy_baseline(config: PPOConfig) -> bool:
@@ -124,8 +130,8 @@ def uses_greedy_baseline(config: PPOConfig) -> bool:
 def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dict[str, float]:
     """Return the sum of ``scores`` [B, R] of each greedy trajectory that did not fail, by uid."""
     columns = greedy_batch.non_tensor_batch
-    rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
-    return {uid: total for uid, aborted, total in rows if not aborted}
+    row_values = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
+    return {uid: total for uid, aborted, total in row_values if not aborted}
 
 
 def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
@@ -145,10 +151,10 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
     metrics = batch.meta_info.setdefault("metrics", {})
     metrics["episode/greedy_reward"] = float(np.mean(list(returns.values())))
     metrics["rollout/left_out_without_greedy"] = float(len({*uids[~has_baseline]}))
-    kept_rows = batch if has_baseline.all() else batch[has_baseline]
-    baselines = [returns[uid] for uid in kept_rows.non_tensor_batch["uid"]]
-    kept_rows.batch[BASELINE_COLUMN] = torch.tensor(baselines)
-    return kept_rows
+    rows_with_baseline = batch if has_baseline.all() else batch[has_baseline]
+    baselines = [returns[uid] for uid in rows_with_baseline.non_tensor_batch["uid"]]
+    rows_with_baseline.batch[BASELINE_COLUMN] = torch.tensor(baselines)
+    return rows_with_baseline
 
 
 def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
@@ -163,8 +169,10 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
         name = config.algorithm.adv_estimator
         raise KeyError(f"estimator '{name}' needs {missing_inputs}, which the batch lacks")
     # An optional input ("key?") that the batch lacks is omitted from the call.
-    inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
-    arguments = {name: value for name, value in inputs.items() if value is not None}
+    value_by_argument = {
+        name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()
+    }
+    arguments = {name: value for name, value in value_by_argument.items() if value is not None}
     params = {name: value_at_path(config, path) for name, path in estimator.params.items()}
     data.batch["advantages"], data.batch["returns"] = estimator(**arguments, **params)
     if estimator.metrics is not None:

@@ -36,8 +36,8 @@ def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:
     if values.numel() == 0:
         return {}
     values = values.float()
-    summary = {"mean": values.mean(), "max": values.max(), "min": values.min()}
-    return {f"{name}/{statistic}": value.item() for statistic, value in summary.items()}
+    value_by_statistic = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{statistic}": value.item() for statistic, value in value_by_statistic.items()}
 
 
 def compute_data_metrics(batch: DataProto) -> dict[str, float]:
@@ -49,7 +49,7 @@ def compute_data_metrics(batch: DataProto) -> dict[str, float]:
     mask = batch.batch["response_mask"].bool()
     prompt_width = batch.batch["prompts"].shape[1]
     attention_mask = batch.batch["attention_mask"]
-    result = {
+    data_metrics = {
         **summarize_values("critic/score", batch.batch["token_level_scores"].sum(-1)),
         **summarize_values("critic/rewards", batch.batch["token_level_rewards"].sum(-1)),
         **summarize_values("critic/advantages", select_where(batch.batch["advantages"], mask)),
@@ -58,8 +58,8 @@ def compute_data_metrics(batch: DataProto) -> dict[str, float]:
         **summarize_values("prompt_length", attention_mask[:, :prompt_width].sum(-1)),
     }
     if "values" in batch.tensor_keys():
-        result |= summarize_values("critic/values", select_where(batch.batch["values"], mask))
-    return result | compute_reward_part_metrics(batch) | compute_env_info_metrics(batch)
+        data_metrics |= summarize_values("critic/values", select_where(batch.batch["values"], mask))
+    return data_metrics | compute_reward_part_metrics(batch) | compute_env_info_metrics(batch)
 
 
 def compute_reward_part_metrics(batch: DataProto) -> dict[str, float]:
@@ -68,11 +68,11 @@ def compute_reward_part_metrics(batch: DataProto) -> dict[str, float]:
     A reward is a sum of parts such as ``accuracy`` and ``format``. Each trajectory counts once.
     ``graded`` is the number of trajectories that have the part ``name``; the others are ignored.
     """
-    result: dict[str, float] = {}
+    part_metrics: dict[str, float] = {}
     for name, values in _collect_values_by_name(batch, REWARD_PARTS).items():
-        result |= summarize_values(f"reward/{name}", torch.tensor(values))
-        result[f"reward/{name}/graded"] = float(len(values))
-    return result
+        part_metrics |= summarize_values(f"reward/{name}", torch.tensor(values))
+        part_metrics[f"reward/{name}/graded"] = float(len(values))
+    return part_metrics
 
 
 def compute_env_info_metrics(batch: DataProto) -> dict[str, float]:
@@ -83,14 +83,14 @@ def compute_env_info_metrics(batch: DataProto) -> dict[str, float]:
     }
 
 
-def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """Return all values by key, from the dictionaries of graded trajectories in column ``name``."""
-    values: dict[str, list[float]] = defaultdict(list)
-    if name in batch.non_tensor_batch:
-        for row_values in batch.non_tensor_batch[name][list_graded_first_rows(batch)]:
-            for key, value in row_values.items():
-                values[key].append(value)
-    return values
+def _collect_values_by_name(batch: DataProto, column_name: str) -> dict[str, list[float]]:
+    """Return all values by key, from the dictionaries of graded trajectories in the column."""
+    values_by_key: dict[str, list[float]] = defaultdict(list)
+    if column_name in batch.non_tensor_batch:
+        for value_by_key in batch.non_tensor_batch[column_name][list_graded_first_rows(batch)]:
+            for key, value in value_by_key.items():
+                values_by_key[key].append(value)
+    return values_by_key
 
 
 def compute_train_inference_mismatch(batch: DataProto) -> dict[str, float]:
@@ -131,11 +131,11 @@ def compute_staleness(metrics: Mapping[str, float], step: int) -> dict[str, floa
 
 def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[str, float]:
     """Return ``perf/*``: tokens of the batch without padding, per second and device."""
-    tokens = int(batch.batch["attention_mask"].sum())
+    num_tokens = int(batch.batch["attention_mask"].sum())
     return {
-        "perf/total_num_tokens": float(tokens),
+        "perf/total_num_tokens": float(num_tokens),
         "perf/time_per_step": seconds,
-        "perf/throughput": tokens / max(seconds, 1e-9) / max(devices, 1),
+        "perf/throughput": num_tokens / max(seconds, 1e-9) / max(devices, 1),
     }
 
 
@@ -169,9 +169,11 @@ def list_trajectory_first_rows(batch: DataProto) -> np.ndarray:
 
 def list_graded_first_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory that did not fail (``aborted``)."""
-    rows = list_trajectory_first_rows(batch)
+    first_rows = list_trajectory_first_rows(batch)
     aborted_flags = batch.non_tensor_batch.get("aborted")
-    return rows if aborted_flags is None else rows[~aborted_flags[rows].astype(bool)]
+    return (
+        first_rows if aborted_flags is None else first_rows[~aborted_flags[first_rows].astype(bool)]
+    )
 
 
 def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
@@ -180,36 +182,38 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     Each trajectory counts once. Rates and means are over graded trajectories (those that did not
     fail), and are omitted if there are none.
     """
-    fields = batch.non_tensor_batch
+    columns = batch.non_tensor_batch
     all_first_rows = list_trajectory_first_rows(batch)
-    rows = list_graded_first_rows(batch)
+    graded_rows = list_graded_first_rows(batch)
     metrics = {
-        "val/tasks": float(len(set(fields["uid"][all_first_rows].tolist()))),
+        "val/tasks": float(len(set(columns["uid"][all_first_rows].tolist()))),
         "val/trajectories": float(len(all_first_rows)),
-        "val/graded": float(len(rows)),
-        "val/aborted": float(len(all_first_rows) - len(rows)),
+        "val/graded": float(len(graded_rows)),
+        "val/aborted": float(len(all_first_rows) - len(graded_rows)),
     }
-    if not len(rows):
+    if not len(graded_rows):
         return metrics | compute_contributed_metrics(batch, "val")
-    is_success = fields["won"][rows].astype(float)
+    is_success = columns["won"][graded_rows].astype(float)
     # Resample tasks, because trajectories of one task are not independent of each other.
-    bounds = rate_interval(average_per_task(is_success, fields["uid"][rows]))
+    success_bounds = rate_interval(average_per_task(is_success, columns["uid"][graded_rows]))
     tokens_by_trajectory: Counter[str] = Counter()
     row_tokens = batch.batch["response_mask"].sum(-1).tolist()
-    for trajectory, tokens in zip(fields["traj_uid"], row_tokens, strict=True):
+    for trajectory, tokens in zip(columns["traj_uid"], row_tokens, strict=True):
         tokens_by_trajectory[trajectory] += tokens
-    tokens_per_episode = [tokens_by_trajectory[uid] for uid in fields["traj_uid"][rows].tolist()]
+    tokens_per_episode = [
+        tokens_by_trajectory[uid] for uid in columns["traj_uid"][graded_rows].tolist()
+    ]
     metrics |= {
-        **make_interval_metrics("val/success_rate", is_success.mean(), *bounds),
-        "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
-        "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
+        **make_interval_metrics("val/success_rate", is_success.mean(), *success_bounds),
+        "val/episode_reward": float(columns["episode_rewards"][graded_rows].astype(float).mean()),
+        "val/episode_length": float(columns["episode_lengths"][graded_rows].astype(float).mean()),
         "val/tokens_per_episode": float(np.mean(tokens_per_episode)),
     }
-    sources = fields["data_source"][rows].astype(str)
-    for source in np.unique(sources):
-        is_from_source = sources == source
-        source_rows = rows[is_from_source]
-        returns = fields["episode_rewards"][source_rows].astype(float)
+    trajectory_sources = columns["data_source"][graded_rows].astype(str)
+    for source in np.unique(trajectory_sources):
+        is_from_source = trajectory_sources == source
+        source_rows = graded_rows[is_from_source]
+        returns = columns["episode_rewards"][source_rows].astype(float)
         metrics[f"val/{source}/success_rate"] = float(is_success[is_from_source].mean())
         metrics[f"val/{source}/episode_reward"] = float(returns.mean())
         metrics[f"val/{source}/graded"] = float(len(source_rows))
@@ -217,7 +221,7 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
             metrics[name.replace("val/", f"val/{source}/", 1)] = value
     extra_metrics = compute_reward_part_metrics(batch) | compute_env_info_metrics(batch)
     metrics |= {f"val/{name}": value for name, value in extra_metrics.items()}
-    metrics |= compute_at_k_metrics(batch, rows)
+    metrics |= compute_at_k_metrics(batch, graded_rows)
     return metrics | compute_contributed_metrics(batch, "val")
 
 
@@ -230,20 +234,20 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
     trajectory. Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k``
     is the number of these tasks. It is omitted if all tasks have k trajectories.
     """
-    fields = batch.non_tensor_batch
-    task_rows: dict[str, list[int]] = defaultdict(list)
+    columns = batch.non_tensor_batch
+    rows_by_task: dict[str, list[int]] = defaultdict(list)
     for row in rows.tolist():
-        task_rows[str(fields["uid"][row])].append(row)
-    max_trajectories = max(map(len, task_rows.values()), default=0)
+        rows_by_task[str(columns["uid"][row])].append(row)
+    max_trajectories = max(map(len, rows_by_task.values()), default=0)
     if max_trajectories < 2:
         return {}
     answer_by_trajectory = collect_answers(batch)
-    values_per_task: dict[str, list[float]] = defaultdict(list)
-    for member_rows in task_rows.values():
-        is_success = [float(fields["won"][row]) for row in member_rows]
-        num_successes = int(sum(is_success))
-        returns = [float(fields["episode_rewards"][row]) for row in member_rows]
-        trajectories = [str(fields["traj_uid"][row]) for row in member_rows]
+    task_values_by_metric: dict[str, list[float]] = defaultdict(list)
+    for member_rows in rows_by_task.values():
+        success_flags = [float(columns["won"][row]) for row in member_rows]
+        num_successes = int(sum(success_flags))
+        returns = [float(columns["episode_rewards"][row]) for row in member_rows]
+        trajectories = [str(columns["traj_uid"][row]) for row in member_rows]
         answers = [
             answer_by_trajectory.get(uid, row)
             for uid, row in zip(trajectories, member_rows, strict=True)
@@ -251,16 +255,18 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
         for k in list_k_values(max_trajectories):
             if k > len(member_rows):
                 continue
-            values_per_task[f"val/pass@{k}"].append(pass_at_k(len(member_rows), num_successes, k))
-            values_per_task[f"val/best@{k}"].append(best_at_k(returns, k))
-            values_per_task[f"val/maj@{k}"].append(maj_at_k(answers, is_success, k))
-    tasks_metrics = {
+            task_values_by_metric[f"val/pass@{k}"].append(
+                pass_at_k(len(member_rows), num_successes, k)
+            )
+            task_values_by_metric[f"val/best@{k}"].append(best_at_k(returns, k))
+            task_values_by_metric[f"val/maj@{k}"].append(maj_at_k(answers, success_flags, k))
+    task_count_metrics = {
         f"val/tasks@{name.partition('@')[2]}": float(len(values))
-        for name, values in values_per_task.items()
-        if len(values) < len(task_rows)
+        for name, values in task_values_by_metric.items()
+        if len(values) < len(rows_by_task)
     }
-    means = {name: float(np.mean(values)) for name, values in values_per_task.items()}
-    return means | tasks_metrics
+    mean_metrics = {name: float(np.mean(values)) for name, values in task_values_by_metric.items()}
+    return mean_metrics | task_count_metrics
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
@@ -306,8 +312,8 @@ def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, floa
     for key, value in metrics.items():
         name_words = re.split(r"[/_]", key)
         reductions = [REDUCTIONS[name] for name in REDUCTIONS if name in name_words]
-        reduce = reductions[0] if reductions else _average_values
-        reduced_metrics[key] = float(reduce(value) if isinstance(value, list) else value)
+        reduction = reductions[0] if reductions else _average_values
+        reduced_metrics[key] = float(reduction(value) if isinstance(value, list) else value)
     return reduced_metrics
 
 
@@ -337,31 +343,33 @@ class StepWarnings:
 
     def close(self) -> None:
         """Log the number of steps with each kind of warning that occurred more than once."""
-        for warning_kind, count in self.steps_by_warning.items():
-            if count > 1:
-                logger.warning("%s in %d of %d steps", warning_kind, count, self.num_steps)
+        for warning_kind, num_warned_steps in self.steps_by_warning.items():
+            if num_warned_steps > 1:
+                logger.warning(
+                    "%s in %d of %d steps", warning_kind, num_warned_steps, self.num_steps
+                )
 
     def _find_messages(self, metrics: Mapping[str, float]) -> dict[str, str]:
-        messages = {}
+        message_by_kind = {}
         truncated_turns_share = metrics.get(TRUNCATED_TURNS_METRIC, 0.0)
         if truncated_turns_share >= WARNING_SHARE:
             why = f"{truncated_turns_share:.0%} of the trajectories ended with a truncated turn"
-            messages["turns were truncated"] = f"{why}: raise {self._format_turn_limit()}"
+            message_by_kind["turns were truncated"] = f"{why}: raise {self._format_turn_limit()}"
         full_rows_share = metrics.get(FULL_ROWS_METRIC, 0.0)
         if full_rows_share >= WARNING_SHARE:
             why = f"{full_rows_share:.0%} of the trajectories ended because their row was full"
-            messages["rows were full"] = f"{why}: raise {self._format_row_limit()}"
+            message_by_kind["rows were full"] = f"{why}: raise {self._format_row_limit()}"
         if metrics.get(WITHOUT_ADVANTAGE_METRIC) == 1.0:
-            messages["no row had an advantage"] = self._explain_no_advantage(metrics)
-        return messages
+            message_by_kind["no row had an advantage"] = self._explain_no_advantage(metrics)
+        return message_by_kind
 
     def _format_turn_limit(self) -> str:
-        limit = self.config.env.max_turn_tokens
+        turn_limit = self.config.env.max_turn_tokens
         response_limit = self.config.data.max_response_length
-        response = f"data.max_response_length={response_limit}"
-        if limit == response_limit:
-            return f"{response}, which is the upper limit of env.max_turn_tokens"
-        return f"env.max_turn_tokens={limit}"
+        response_setting = f"data.max_response_length={response_limit}"
+        if turn_limit == response_limit:
+            return f"{response_setting}, which is the upper limit of env.max_turn_tokens"
+        return f"env.max_turn_tokens={turn_limit}"
 
     def _format_row_limit(self) -> str:
         data = self.config.data

@@ -37,7 +37,7 @@ UNREAD_COLUMNS = (
     *("prompts", "position_ids", "step_ids"),
     *("rollout_log_probs", "entropys", "token_level_scores", "token_level_rewards"),
 )
-UNREAD_BY_ACTOR = ("returns", "values")
+COLUMNS_UNREAD_BY_ACTOR = ("returns", "values")
 # Token ids and masks are sent with fewer bytes. The ranks get them as int64.
 SENT_DTYPES = {
     **dict.fromkeys(("input_ids", "responses"), torch.int32),
@@ -46,7 +46,7 @@ SENT_DTYPES = {
 
 
 def select_columns(
-    data: DataProto, tensor_names: Iterable[str] | None, non_tensors: Iterable[str]
+    data: DataProto, tensor_names: Iterable[str] | None, non_tensor_names: Iterable[str]
 ) -> DataProto:
     """Return ``data`` with only the named columns. Names that ``data`` lacks are ignored.
 
@@ -55,7 +55,9 @@ def select_columns(
     tensor_names = (
         None if tensor_names is None else [key for key in tensor_names if key in data.tensor_keys()]
     )
-    return data.select(tensor_names, [key for key in non_tensors if key in data.non_tensor_batch])
+    return data.select(
+        tensor_names, [key for key in non_tensor_names if key in data.non_tensor_batch]
+    )
 
 
 def call_with_balanced_rows(
@@ -72,10 +74,12 @@ def call_with_balanced_rows(
     """
     if num_ranks == 1 or not is_balanced:
         return compute_on_ranks(data)
-    ids = list_row_token_ids(data) if prefix_tree else ()
-    rows_per_rank = split_rows(count_row_tokens(data), num_ranks, ids, prefix_tree)
-    results = compute_on_ranks(reorder_by_rank(data.narrow_dtypes(SENT_DTYPES), rows_per_rank))
-    return results.select_idxs(np.argsort(_concatenate_rows(rows_per_rank)))
+    token_ids_by_row = list_row_token_ids(data) if prefix_tree else ()
+    rows_per_rank = split_rows(count_row_tokens(data), num_ranks, token_ids_by_row, prefix_tree)
+    reordered_results = compute_on_ranks(
+        reorder_by_rank(data.narrow_dtypes(SENT_DTYPES), rows_per_rank)
+    )
+    return reordered_results.select_idxs(np.argsort(_concatenate_rows(rows_per_rank)))
 
 
 def balance_rows(batch: DataProto, num_ranks: int) -> None:
@@ -103,8 +107,8 @@ def shard_minibatches(
     their numbers of tokens. With ``shuffle`` this holds for the first epoch only, because later
     epochs have other mini-batches.
     """
-    unread_names = UNREAD_COLUMNS + (UNREAD_BY_ACTOR if role == "actor" else ())
-    tensor_names = [key for key in batch.tensor_keys() if key not in unread_names]
+    unread_columns = UNREAD_COLUMNS + (COLUMNS_UNREAD_BY_ACTOR if role == "actor" else ())
+    tensor_names = [key for key in batch.tensor_keys() if key not in unread_columns]
     update_columns = select_columns(batch, tensor_names, NON_TENSOR_COLUMNS)
     if step in config.trainer.profile_steps:
         directory = Path(config.trainer.default_local_dir) / "profile"
@@ -114,15 +118,19 @@ def shard_minibatches(
         return update_columns
     role_config = config.critic if role == "critic" else config.actor_rollout_ref.actor
     # Use the seed of the workers: driver and workers must form the same mini-batches.
-    seed = (f"update_{role}", config.trainer.seed, step)
-    mini_batches = epoch_mini_batches(update_columns, role_config, 0, *seed)
+    seed_parts = (f"update_{role}", config.trainer.seed, step)
+    mini_batches = epoch_mini_batches(update_columns, role_config, 0, *seed_parts)
     row_tokens = count_row_tokens(update_columns)
     if role == "actor":
         trained_rows = set(rows_trained_on(config.actor_rollout_ref.actor, update_columns))
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
-        row_tokens = [size if row in trained_rows else 0 for row, size in enumerate(row_tokens)]
-    ids = list_row_token_ids(update_columns) if prefix_tree else ()
-    rows_per_rank = split_mini_batches(mini_batches, row_tokens, num_ranks, ids, prefix_tree)
+        row_tokens = [
+            num_tokens if row in trained_rows else 0 for row, num_tokens in enumerate(row_tokens)
+        ]
+    token_ids_by_row = list_row_token_ids(update_columns) if prefix_tree else ()
+    rows_per_rank = split_mini_batches(
+        mini_batches, row_tokens, num_ranks, token_ids_by_row, prefix_tree
+    )
     return reorder_by_rank(update_columns.narrow_dtypes(SENT_DTYPES), rows_per_rank)
 
 
@@ -147,21 +155,24 @@ def count_row_tokens(data: DataProto) -> list[int]:
     if branches is None:
         return row_tokens
     branch_tokens = [sum(len(branch.token_ids) for branch in row) for row in branches]
-    return [size + tokens for size, tokens in zip(row_tokens, branch_tokens, strict=True)]
+    return [
+        num_row_tokens + num_branch_tokens
+        for num_row_tokens, num_branch_tokens in zip(row_tokens, branch_tokens, strict=True)
+    ]
 
 
 def list_row_token_ids(data: DataProto) -> list[np.ndarray]:
     """Return the token ids of each row without padding."""
     is_token = data.batch["attention_mask"].bool()
-    lengths = is_token.sum(-1)
-    return np.split(data.batch["input_ids"][is_token].numpy(), lengths.cumsum(0)[:-1].numpy())
+    row_lengths = is_token.sum(-1)
+    return np.split(data.batch["input_ids"][is_token].numpy(), row_lengths.cumsum(0)[:-1].numpy())
 
 
 def split_mini_batches(
     mini_batches: Sequence[Sequence[int]],
     row_tokens: Sequence[int],
     num_ranks: int,
-    ids: Sequence[np.ndarray] = (),
+    token_ids_by_row: Sequence[np.ndarray] = (),
     prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
     """Return the row indices of each rank, from the row indices of each mini-batch.
@@ -170,48 +181,52 @@ def split_mini_batches(
     ``split_rows`` explains the other arguments.
     """
     rows_per_rank: list[list[int]] = [[] for _ in range(num_ranks)]
-    for rows in mini_batches:
+    for mini_batch in mini_batches:
         rank_positions = split_rows(
-            [row_tokens[row] for row in rows],
+            [row_tokens[row] for row in mini_batch],
             num_ranks,
-            [ids[row] for row in rows] if ids else (),
+            [token_ids_by_row[row] for row in mini_batch] if token_ids_by_row else (),
             prefix_tree,
         )
         for rank_rows, positions in zip(rows_per_rank, rank_positions, strict=True):
-            rank_rows += [rows[position] for position in positions]
+            rank_rows += [mini_batch[position] for position in positions]
     return rows_per_rank
 
 
 def split_rows(
     row_tokens: Sequence[int],
     num_ranks: int,
-    ids: Sequence[np.ndarray] = (),
+    token_ids_by_row: Sequence[np.ndarray] = (),
     prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
     """Return the row indices of each rank, with about equal numbers of tokens to compute.
 
-    ``row_tokens`` [B] are the tokens to compute for each row, 0 if the pass skips the row. ``ids``
-    are the token ids of the rows. ``prefix_tree`` states whether ranks merge rows that share a
-    prefix (``auto``: if that saves enough tokens). Then rows are sorted by their ids, a rank gets
-    consecutive rows, and shared tokens count once.
+    ``row_tokens`` [B] are the tokens to compute for each row, 0 if the pass skips the row.
+    ``token_ids_by_row`` are the token ids of the rows. ``prefix_tree`` states whether ranks merge
+    rows that share a prefix (``auto``: if that saves enough tokens). Then rows are sorted by their
+    ids, a rank gets consecutive rows, and shared tokens count once.
     """
-    computed_rows = [row for row, size in enumerate(row_tokens) if size and ids]
-    rows = sort_sequences([ids[row] for row in computed_rows])
-    if not should_merge_rows(rows, sum(len(ids[row]) for row in computed_rows), prefix_tree):
+    computed_rows = [
+        row for row, num_tokens in enumerate(row_tokens) if num_tokens and token_ids_by_row
+    ]
+    sorted_rows = sort_sequences([token_ids_by_row[row] for row in computed_rows])
+    if not should_merge_rows(
+        sorted_rows, sum(len(token_ids_by_row[row]) for row in computed_rows), prefix_tree
+    ):
         return partition_rows(row_tokens, num_ranks)
     rows_per_rank = [[] for _ in range(num_ranks)]
-    total = sum(row_tokens) - sum(rows.shared)
-    num_assigned = 0
-    for index, shared in zip(*rows, strict=True):
-        row = computed_rows[index]
-        size = row_tokens[row] - shared
+    total_tokens = sum(row_tokens) - sum(sorted_rows.shared_lengths)
+    num_assigned_tokens = 0
+    for sorted_index, num_shared_tokens in zip(*sorted_rows, strict=True):
+        row = computed_rows[sorted_index]
+        num_tokens = row_tokens[row] - num_shared_tokens
         # Choose the rank by the position of the middle of the row. If its start decided, the last
         # rank would get fewer tokens.
-        rank = int((num_assigned + size / 2) * num_ranks / total)
+        rank = int((num_assigned_tokens + num_tokens / 2) * num_ranks / total_tokens)
         rows_per_rank[min(rank, num_ranks - 1)].append(row)
-        num_assigned += size
-    other_rows = [row for row, size in enumerate(row_tokens) if not size]
+        num_assigned_tokens += num_tokens
+    rows_without_tokens = [row for row, num_tokens in enumerate(row_tokens) if not num_tokens]
     return [
-        sorted(rank_rows + other_rows[rank::num_ranks])
+        sorted(rank_rows + rows_without_tokens[rank::num_ranks])
         for rank, rank_rows in enumerate(rows_per_rank)
     ]

@@ -256,7 +256,7 @@ class RayPPOTrainer(Generic[TasksT]):
         returns: dict[str, float] = {}
         for _ in range(2):
             greedy_batch = self.collector.greedy_loop(tasks_without_return, self.engines, self.envs)
-            # Charge the token prices of the batch whose baseline these returns are.
+            # Use the token prices of ``batch``: these returns are its baseline.
             greedy_batch.meta_info[PRICE_MULTIPLIER] = batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
             returns |= collect_greedy_returns(greedy_batch, self.reward_fn(greedy_batch))
             uids = tasks_without_return.non_tensor_batch["uid"]
@@ -271,8 +271,8 @@ class RayPPOTrainer(Generic[TasksT]):
         # A resumed run generates the prefetched batch again, so store the state before that batch.
         self.collector_state = self.collector.state()
         if self.uses_overlap and self.global_step < self.total_steps:
-            generate = partial(self.generate_rows, self.global_step + 1)
-            self.prefetched_batch = BackgroundCall(generate, "prefetch")
+            generate_next_rows = partial(self.generate_rows, self.global_step + 1)
+            self.prefetched_batch = BackgroundCall(generate_next_rows, "prefetch")
 
     def sleep_engines(self) -> None:
         """Free the memory of the engines for training, unless one-step overlap needs them."""
@@ -368,16 +368,18 @@ class RayPPOTrainer(Generic[TasksT]):
         if self.workers.critic_group is None:
             return
         with self.clock.measure_part("update_critic"):
-            results = self.workers.critic_group.update_critic(self.shard_rows(batch, "critic"))
-        self.metrics |= M.reduce_metrics(results.meta_info["metrics"])
+            update_results = self.workers.critic_group.update_critic(
+                self.shard_rows(batch, "critic")
+            )
+        self.metrics |= M.reduce_metrics(update_results.meta_info["metrics"])
 
     def update_actor(self, batch: DataProto) -> None:
         """Update the policy. Skip the first ``trainer.critic_warmup`` steps."""
         if self.global_step <= self.config.trainer.critic_warmup:
             return
         with self.clock.measure_part("update_actor"):
-            results = self.workers.actor_group.update_actor(self.shard_rows(batch, "actor"))
-        update_metrics = M.reduce_metrics(results.meta_info["metrics"])
+            update_results = self.workers.actor_group.update_actor(self.shard_rows(batch, "actor"))
+        update_metrics = M.reduce_metrics(update_results.meta_info["metrics"])
         self.has_new_weights = has_updated_weights(update_metrics)
         self.metrics |= update_metrics
 
@@ -419,8 +421,8 @@ class RayPPOTrainer(Generic[TasksT]):
         self.step_warnings.log_new_warnings(self.global_step, self.metrics)
         if trainer.test_freq > 0 and (is_last_step or self.global_step % trainer.test_freq == 0):
             self.validate()
-        tasks_used = (self.global_step - 1) * self.config.data.train_batch_size
-        self.metrics["training/epoch"] = tasks_used / len(self.envs.task_list)
+        num_used_tasks = (self.global_step - 1) * self.config.data.train_batch_size
+        self.metrics["training/epoch"] = num_used_tasks / len(self.envs.task_list)
         # Log before the checkpoint: a resumed run deletes logged steps after its checkpoint.
         self.journal.log_step(self.global_step, self.drain_metrics())
         # save_freq=-1 saves after the last step only.
@@ -471,5 +473,9 @@ class RayPPOTrainer(Generic[TasksT]):
         all_metrics = self.metrics | self.clock.pop_metrics()
         all_metrics["training/global_step"] = float(self.global_step)
         self.metrics = {}
-        types = (int, float, np.number, np.bool_)
-        return {key: float(value) for key, value in all_metrics.items() if isinstance(value, types)}
+        numeric_types = (int, float, np.number, np.bool_)
+        return {
+            key: float(value)
+            for key, value in all_metrics.items()
+            if isinstance(value, numeric_types)
+        }

@@ -58,12 +58,12 @@ class ResourcePoolManager:
 
     def create_resource_pool(self) -> None:
         """Create all pools. Ray reserves the devices of a pool when its first worker starts."""
-        for name, processes in self.resource_pool_spec.items():
-            num_roles = sum(pool == name for pool in self.mapping.values())
-            self.resource_pool_dict[name] = RayResourcePool(
-                process_on_nodes=processes,
+        for pool_name, processes_per_node in self.resource_pool_spec.items():
+            num_roles = sum(pool == pool_name for pool in self.mapping.values())
+            self.resource_pool_dict[pool_name] = RayResourcePool(
+                process_on_nodes=processes_per_node,
                 use_gpu=self.use_gpu,
-                name_prefix=name,
+                name_prefix=pool_name,
                 max_colocate_count=max(1, num_roles),
                 cpus_per_worker=self.cpus_per_worker,
             )
@@ -135,8 +135,8 @@ class TrainingWorkers:
         before the groups. Other engines load at the same time as the groups.
         """
         engines_share_devices = pools.is_pool_shared(Role.Actor, Role.Rollout)
-        load_engines_first = engines_share_devices and pools.use_gpu
-        if load_engines_first:
+        should_load_engines_first = engines_share_devices and pools.use_gpu
+        if should_load_engines_first:
             # An engine measures the free memory of its device while it loads. No group may
             # allocate memory in the meantime.
             call_engines(rollout_workers, "wait_until_ready")
@@ -163,7 +163,7 @@ class TrainingWorkers:
             actor_computes_reference=actor_computes_reference,
             prefix_tree=groups[Role.Actor].resolve_prefix_tree()[0],
         )
-        workers._are_engines_asleep = load_engines_first
+        workers._are_engines_asleep = should_load_engines_first
         return workers
 
     @property
@@ -228,8 +228,8 @@ class TrainingWorkers:
         if self.sends_adapter and not self._is_base_sent:
             num_bytes = self._send_and_verify(self._send_weights, version).num_bytes
             self._is_base_sent = True
-        send = self._send_adapter if self.sends_adapter else self._send_weights
-        sent_fingerprints = self._send_and_verify(send, version)
+        send_method = self._send_adapter if self.sends_adapter else self._send_weights
+        sent_fingerprints = self._send_and_verify(send_method, version)
         num_bytes += sent_fingerprints.num_bytes
         self._wake_engine_part("kv_cache")
         self._are_engines_asleep = False
@@ -239,13 +239,15 @@ class TrainingWorkers:
         return {"perf/weight_sync_bytes": float(num_bytes)}
 
     def _send_and_verify(
-        self, send: Callable[[int], list[dict[str, int]]], version: int
+        self, send_method: Callable[[int], list[dict[str, int]]], version: int
     ) -> WeightFingerprints:
         """Send weights, verify that engines received them, and return the sent fingerprints."""
-        received_checksums = send(version)
-        reply = self.actor_group.call_for_refs("get_sent_fingerprints")[:1]
-        labels = ["fingerprints of the weights"]
-        sent_fingerprints: WeightFingerprints = gather_results(reply, SYNC_TIMEOUT_S, labels)[0]
+        received_checksums = send_method(version)
+        fingerprint_refs = self.actor_group.call_for_refs("get_sent_fingerprints")[:1]
+        result_labels = ["fingerprints of the weights"]
+        sent_fingerprints: WeightFingerprints = gather_results(
+            fingerprint_refs, SYNC_TIMEOUT_S, result_labels
+        )[0]
         verify_weights_received(sent_fingerprints, received_checksums, version)
         return sent_fingerprints
 
@@ -258,8 +260,8 @@ class TrainingWorkers:
         if self.weight_transfer == "store":
             return self._send_by_object_store("export_weights", "update_weights", version)
         send_refs = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)
-        labels = ["sending of the weights"] * len(send_refs)
-        return gather_results(send_refs, SYNC_TIMEOUT_S, labels)[0]
+        result_labels = ["sending of the weights"] * len(send_refs)
+        return gather_results(send_refs, SYNC_TIMEOUT_S, result_labels)[0]
 
     def _send_adapter(self, version: int) -> list[dict[str, int]]:
         # An adapter is small, so it goes through the object store with every transport.
@@ -269,8 +271,8 @@ class TrainingWorkers:
         self, export_method: str, load_method: str, version: int
     ) -> list[dict[str, int]]:
         """Send weights to the engines through Ray's object store; return the received checksums."""
-        weights, *other_refs = self.actor_group.call_for_refs(export_method)
-        received_checksums = call_engines(self.rollout_workers, load_method, weights, version)
+        weights_ref, *other_refs = self.actor_group.call_for_refs(export_method)
+        received_checksums = call_engines(self.rollout_workers, load_method, weights_ref, version)
         # The other ranks take part in gathering and return nothing. Raise their errors here.
         gather_results(other_refs, SYNC_TIMEOUT_S, ["export of the weights"] * len(other_refs))
         return received_checksums
@@ -281,19 +283,22 @@ class TrainingWorkers:
 
     def pop_engine_metrics(self) -> dict[str, float]:
         """Return ``perf/engine_*`` since the last call, summed over all engines."""
-        replies = call_engines(self.rollout_workers, "get_stats")
-        keys = ("tokens", "steps", "busy_s")
-        engine_totals = {key: float(sum(reply[key] for reply in replies)) for key in keys}
+        stats_by_engine = call_engines(self.rollout_workers, "get_stats")
+        stat_keys = ("tokens", "steps", "busy_s")
+        engine_totals = {
+            key: float(sum(engine_stats[key] for engine_stats in stats_by_engine))
+            for key in stat_keys
+        }
         # The counts of engines begin at their start, so subtract the counts of the last call.
-        tokens, steps, busy_s = (
-            engine_totals[key] - self._engine_totals.get(key, 0.0) for key in keys
+        num_tokens, num_engine_steps, busy_s = (
+            engine_totals[key] - self._engine_totals.get(key, 0.0) for key in stat_keys
         )
         self._engine_totals = engine_totals
         return {
-            "perf/engine_tokens": tokens,
+            "perf/engine_tokens": num_tokens,
             "perf/engine_busy_s": busy_s,
-            "perf/engine_throughput": tokens / max(busy_s, 1e-9),
-            "perf/engine_batch": tokens / max(steps, 1.0),  # tokens per engine step
+            "perf/engine_throughput": num_tokens / max(busy_s, 1e-9),
+            "perf/engine_batch": num_tokens / max(num_engine_steps, 1.0),  # tokens per engine step
         }
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
@@ -312,15 +317,15 @@ class TrainingWorkers:
         groups = [group for group in (self.actor_group, self.critic_group) if group is not None]
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         while True:
-            replies = [reply for group in groups for reply in group.written_files()]
-            written_files = [reply for reply in replies if reply is not None]
-            if len(written_files) == len(replies):
+            files_by_rank = [rank_files for group in groups for rank_files in group.written_files()]
+            written_files = [rank_files for rank_files in files_by_rank if rank_files is not None]
+            if len(written_files) == len(files_by_rank):
                 return written_files
             if time.monotonic() > deadline:
-                writers = ", ".join(files.writer for files in written_files) or "none"
+                writer_names = ", ".join(files.writer for files in written_files) or "none"
                 raise TimeoutError(
-                    f"{len(replies) - len(written_files)} of {len(replies)} ranks still write a "
-                    f"checkpoint after {WRITE_TIMEOUT_S:g} s; done: {writers}"
+                    f"{len(files_by_rank) - len(written_files)} of {len(files_by_rank)} ranks "
+                    f"still write a checkpoint after {WRITE_TIMEOUT_S:g} s; done: {writer_names}"
                 )
             time.sleep(POLL_INTERVAL_S)
 

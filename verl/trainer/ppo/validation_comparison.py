@@ -56,27 +56,27 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
     is_graded = np.isin(
         columns["traj_uid"].astype(str), columns["traj_uid"][graded_rows].astype(str)
     )
-    steps = [
+    graded_turns = [
         row if is_row_graded else []
         for row, is_row_graded in zip(columns["steps"], is_graded, strict=True)
     ]
-    turns = [sum(step.span[1] - step.span[0] for step in row) for row in steps]
+    num_turn_tokens = [sum(turn.span[1] - turn.span[0] for turn in row) for row in graded_turns]
     summaries = columns.get(SUMMARY, [None] * len(batch))
     num_sampled_tokens = [
-        sum(step.num_tokens for step in row)
+        sum(turn.num_tokens for turn in row)
         + (summary.num_tokens if summary is not None and is_row_graded else 0)
-        for row, summary, is_row_graded in zip(steps, summaries, is_graded, strict=True)
+        for row, summary, is_row_graded in zip(graded_turns, summaries, is_graded, strict=True)
     ]
     num_graded = np.bincount(task_indices[graded_rows], minlength=len(tasks))
-    successes = np.bincount(
+    success_counts = np.bincount(
         task_indices[graded_rows], columns["won"][graded_rows].astype(float), minlength=len(tasks)
     )
     return ValidationOutcome(
         tasks=tuple(tasks.tolist()),
-        success_rates=_divide_or_nan(successes, num_graded),
+        success_rates=_divide_or_nan(success_counts, num_graded),
         num_graded=len(graded_rows),
-        turns=np.bincount(task_indices, weights=[len(row) for row in steps]),
-        turn_tokens=np.bincount(task_indices, weights=turns),
+        turns=np.bincount(task_indices, weights=[len(row) for row in graded_turns]),
+        turn_tokens=np.bincount(task_indices, weights=num_turn_tokens),
         sampled_tokens=np.bincount(task_indices, weights=num_sampled_tokens),
         num_failed=len(list_trajectory_first_rows(batch)) - len(graded_rows),
     )
@@ -92,12 +92,12 @@ def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str
     """
     num_turns = float(outcome.turns.sum())
     num_sampled_tokens = float(outcome.sampled_tokens.sum())
-    counts = {"graded": float(outcome.num_graded), "failed": float(outcome.num_failed)}
+    trajectory_counts = {"graded": float(outcome.num_graded), "failed": float(outcome.num_failed)}
     if not outcome.num_graded:
-        return {f"{prefix}/{name}": value for name, value in counts.items()}
+        return {f"{prefix}/{name}": value for name, value in trajectory_counts.items()}
     success_rates = outcome.success_rates[outcome.is_graded]
     metrics = {
-        **counts,
+        **trajectory_counts,
         **make_interval_metrics(
             "success_rate", success_rates.mean(), *rate_interval(success_rates)
         ),
@@ -107,43 +107,50 @@ def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str
         "sampled_tokens_per_episode": num_sampled_tokens / outcome.num_graded,
     }
     if num_turns:
-        tokens, steps = compute_resampled_means(
+        resampled_tokens, resampled_turns = compute_resampled_means(
             [outcome.turn_tokens[outcome.is_graded], outcome.turns[outcome.is_graded]]
         )
-        bounds = _compute_interval(_divide_or_nan(tokens, steps))
-        metrics |= make_interval_metrics("tokens_per_step", metrics["tokens_per_step"], *bounds)
+        interval_bounds = _compute_interval(_divide_or_nan(resampled_tokens, resampled_turns))
+        metrics |= make_interval_metrics(
+            "tokens_per_step", metrics["tokens_per_step"], *interval_bounds
+        )
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def compute_paired_difference(
-    outcome: ValidationOutcome, other: ValidationOutcome, prefix: str
+    outcome: ValidationOutcome, other_outcome: ValidationOutcome, prefix: str
 ) -> dict[str, float]:
-    """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other``.
+    """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other_outcome``.
 
-    ``tokens_per_step_change`` is the relative difference (-0.1 is 10% less than ``other``). All
-    have 95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
+    ``tokens_per_step_change`` is the relative difference (-0.1 is 10% less than ``other_outcome``).
+    All have 95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
     difficulty that they share does not widen the intervals.
 
     A task is excluded if all of its trajectories failed in one of the outcomes. Then the metric
     ``tasks`` is the number of compared tasks. Token metrics are omitted if one outcome has no
     tokens. Raises ``ValueError`` if the outcomes have different tasks.
     """
-    if outcome.tasks != other.tasks:
+    if outcome.tasks != other_outcome.tasks:
         raise ValueError(
             f"a difference per task needs the same tasks in both runs; the runs have "
-            f"{len(outcome.tasks)} and {len(other.tasks)} tasks, of which "
-            f"{len({*outcome.tasks} & {*other.tasks})} are common"
+            f"{len(outcome.tasks)} and {len(other_outcome.tasks)} tasks, of which "
+            f"{len({*outcome.tasks} & {*other_outcome.tasks})} are common"
         )
-    graded_in_both = outcome.is_graded & other.is_graded
+    graded_in_both = outcome.is_graded & other_outcome.is_graded
     metrics: dict[str, float] = (
         {} if graded_in_both.all() else {"tasks": float(graded_in_both.sum())}
     )
     if graded_in_both.any():
-        success_differences = (outcome.success_rates - other.success_rates)[graded_in_both]
-        bounds = bootstrap_interval(success_differences)
-        metrics |= make_interval_metrics("success_difference", success_differences.mean(), *bounds)
-    if outcome.turn_tokens[graded_in_both].sum() and other.turn_tokens[graded_in_both].sum():
-        metrics |= _compute_token_differences(outcome, other, graded_in_both)
+        success_differences = (outcome.success_rates - other_outcome.success_rates)[graded_in_both]
+        interval_bounds = bootstrap_interval(success_differences)
+        metrics |= make_interval_metrics(
+            "success_difference", success_differences.mean(), *interval_bounds
+        )
+    if (
+        outcome.turn_tokens[graded_in_both].sum()
+        and other_outcome.turn_tokens[graded_in_both].sum()
+    ):
+        metrics |= _compute_token_differences(outcome, other_outcome, graded_in_both)
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
@@ -169,25 +176,38 @@ def compute_differences(
 
 
 def _compute_token_differences(
-    outcome: ValidationOutcome, other: ValidationOutcome, tasks: np.ndarray
+    outcome: ValidationOutcome, other_outcome: ValidationOutcome, task_mask: np.ndarray
 ) -> dict[str, float]:
-    columns = [
-        column[tasks]
-        for column in (outcome.turn_tokens, outcome.turns, other.turn_tokens, other.turns)
+    task_columns = [
+        column[task_mask]
+        for column in (
+            outcome.turn_tokens,
+            outcome.turns,
+            other_outcome.turn_tokens,
+            other_outcome.turns,
+        )
     ]
-    tokens, turns, other_tokens, other_turns = compute_resampled_means(columns)
-    tokens_per_turn = _divide_or_nan(tokens, turns)
-    other_tokens_per_turn = _divide_or_nan(other_tokens, other_turns)
-    column_sums = [column.sum() for column in columns]
-    mean = column_sums[0] / column_sums[1]
-    other_mean = column_sums[2] / column_sums[3]
+    resampled_tokens, resampled_turns, other_resampled_tokens, other_resampled_turns = (
+        compute_resampled_means(task_columns)
+    )
+    tokens_per_turn = _divide_or_nan(resampled_tokens, resampled_turns)
+    other_tokens_per_turn = _divide_or_nan(other_resampled_tokens, other_resampled_turns)
+    column_sums = [column.sum() for column in task_columns]
+    mean_tokens_per_turn = column_sums[0] / column_sums[1]
+    other_mean_tokens_per_turn = column_sums[2] / column_sums[3]
     difference_bounds = _compute_interval(tokens_per_turn - other_tokens_per_turn)
     change_bounds = _compute_interval(_divide_or_nan(tokens_per_turn, other_tokens_per_turn) - 1)
     return {
         **make_interval_metrics(
-            "tokens_per_step_difference", mean - other_mean, *difference_bounds
+            "tokens_per_step_difference",
+            mean_tokens_per_turn - other_mean_tokens_per_turn,
+            *difference_bounds,
         ),
-        **make_interval_metrics("tokens_per_step_change", mean / other_mean - 1, *change_bounds),
+        **make_interval_metrics(
+            "tokens_per_step_change",
+            mean_tokens_per_turn / other_mean_tokens_per_turn - 1,
+            *change_bounds,
+        ),
     }
 
 

@@ -47,13 +47,13 @@ def choose_sft_checkpoint(
     Log a warning if the steps before it had other batches: the run then repeats some rows and omits
     others. Raises ``ConfigError`` if the checkpoint is damaged or was trained on other rows.
     """
-    checkpoints = CheckpointManager(directory)
-    mode, given_path = cfg.trainer.resume_mode, cfg.trainer.resume_from_path
-    checkpoint = choose_checkpoint(checkpoints, mode, given_path)
+    checkpoint_manager = CheckpointManager(directory)
+    resume_mode, resume_path = cfg.trainer.resume_mode, cfg.trainer.resume_from_path
+    checkpoint = choose_checkpoint(checkpoint_manager, resume_mode, resume_path)
     if checkpoint is None:
         return None
     with convert_state_errors(checkpoint):
-        state = checkpoints.load_state(checkpoint)
+        state = checkpoint_manager.load_state(checkpoint)
         step = read_state_value(state, STEP_KEY, is_count, "an integer of at least 0")
     check_engine_records(checkpoint)
     # Older checkpoints have no digests.

@@ -23,7 +23,7 @@ AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """Token ids of one sequence, and the loss weight of each token except the first."""
+    """Token ids of one sequence and their loss weights; the first weight has no effect."""
 
     input_ids: tuple[int, ...]
     loss_weights: tuple[float, ...]
@@ -31,11 +31,11 @@ class SFTRow:
 
     def __post_init__(self) -> None:
         if not self.agent_mask:
-            is_agent_token = tuple(weight >= AGENT_WEIGHT for weight in self.loss_weights)
-            object.__setattr__(self, "agent_mask", is_agent_token)  # the class is frozen
+            agent_flags = tuple(weight >= AGENT_WEIGHT for weight in self.loss_weights)
+            object.__setattr__(self, "agent_mask", agent_flags)  # the class is frozen
         if len(self.input_ids) != len(self.loss_weights):
-            lengths = f"{len(self.input_ids)} tokens but {len(self.loss_weights)} loss weights"
-            raise ValueError(f"a row has {lengths}; it needs one weight per token")
+            lengths_text = f"{len(self.input_ids)} tokens but {len(self.loss_weights)} loss weights"
+            raise ValueError(f"a row has {lengths_text}; it needs one weight per token")
         if len(self.input_ids) < 2 or not any(self.loss_weights[1:]):
             raise ValueError(
                 "a row needs at least two tokens and a positive loss weight after the first"
@@ -63,9 +63,9 @@ def read_records(data: SFTDataConfig, split: str) -> list[Record]:
     ]
 
 
-def _parse_record(row: DataRow, column: str) -> Record:
+def _parse_record(row: DataRow, messages_key: str) -> Record:
     if row.read_cell(TOKENS_COLUMN) is None:
-        return {column: read_episode_messages(row, column, "data.messages_key")}
+        return {messages_key: read_episode_messages(row, messages_key, "data.messages_key")}
     row.refuse_unread_columns(REFUSED_COLUMNS)
     if not all(row.read_cell("attention_mask") or [1]):
         raise row.make_error(
@@ -85,15 +85,15 @@ def _parse_record(row: DataRow, column: str) -> Record:
     return record
 
 
-def _read_numbers(row: DataRow, column: str, allowed_items: str, number_type: type) -> list[Any]:
+def _read_numbers(row: DataRow, column: str, allowed_text: str, number_type: type) -> list[Any]:
     """Return the list of finite, non-negative numbers in ``column``."""
-    value = row.read_cell(column)
-    numbers: list[Any] = value if isinstance(value, list) else [None]
+    cell_value = row.read_cell(column)
+    numbers: list[Any] = cell_value if isinstance(cell_value, list) else [None]
     for item in numbers:
         is_number = isinstance(item, (int, number_type)) and not isinstance(item, bool)
         if not is_number or item < 0 or not math.isfinite(item):
-            why = f"contains {str(value if item is None else item)[:80]!r}"
-            raise row.make_error(column, why, f"{allowed_items}, 0 or more", "remove the row")
+            why = f"contains {str(cell_value if item is None else item)[:80]!r}"
+            raise row.make_error(column, why, f"{allowed_text}, 0 or more", "remove the row")
     return numbers
 
 

@@ -121,18 +121,18 @@ class SFTTrainer:
         # Only rank 0 knows the directory. Broadcast it, because every rank writes into it.
         shared_directory = broadcast_text(str(directory))
         error: Exception | None = None
-        message = ""
+        error_message = ""
         try:
             save_engine(self.engine, shared_directory).wait_for_files()
         except Exception as write_error:
             error = write_error
-            message = f"rank {get_rank()}: {type(error).__name__}: {error}"
+            error_message = f"rank {get_rank()}: {type(error).__name__}: {error}"
         # The call is also a barrier. All ranks raise, because rank 0 must not publish a checkpoint
         # that lacks the shards of another rank.
-        messages = gather_texts(message)
-        if any(messages):
-            text = "; ".join(filter(None, messages))
-            raise CheckpointError(f"no checkpoint of step {self.step}: {text}") from error
+        rank_messages = gather_texts(error_message)
+        if any(rank_messages):
+            error_text = "; ".join(filter(None, rank_messages))
+            raise CheckpointError(f"no checkpoint of step {self.step}: {error_text}") from error
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """Take one optimizer step on the rows with indices ``batch``, and return its metrics."""
@@ -141,22 +141,23 @@ class SFTTrainer:
         batch_tokens = sum(len(row) for row in rows)
         # The first token of a row is not predicted, so its weight does not count.
         batch_weight = sum(sum(row.loss_weights[1:]) for row in rows)
-        sums = LossSumsByName()
+        loss_sums = LossSumsByName()
         with self.engine.model_on_device(training=True):
             micro_batches_of_rank = self._split_rank_rows(rows, self.max_tokens)
             for micro_batch_number, micro_rows in enumerate(micro_batches_of_rank, start=1):
                 loss = self._sum_losses(
-                    micro_rows or rows[:1], sums if micro_rows else LossSumsByName()
+                    micro_rows or rows[:1], loss_sums if micro_rows else LossSumsByName()
                 )
                 # Divide by the weight of the whole batch, so that gradients do not depend on the
                 # micro-batches.
-                loss_share = loss / batch_weight if micro_rows else loss * 0.0
+                scaled_loss = loss / batch_weight if micro_rows else loss * 0.0
                 self.engine.backward(
-                    loss_share, is_last_micro_batch=micro_batch_number == len(micro_batches_of_rank)
+                    scaled_loss,
+                    is_last_micro_batch=micro_batch_number == len(micro_batches_of_rank),
                 )
             step_report = self.engine.step()
             self.engine.check_finite_weights()
-        return compute_mean_losses(sums, "train") | {
+        return compute_mean_losses(loss_sums, "train") | {
             "train/grad_norm": step_report.grad_norm,
             "train/lr": step_report.lr,
             "train/skipped": float(step_report.is_skipped),
@@ -181,31 +182,39 @@ class SFTTrainer:
         ]
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
-    def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSumsByName) -> torch.Tensor:
+    def _sum_losses(self, rows: Sequence[SFTRow], loss_sums: LossSumsByName) -> torch.Tensor:
         """Return the sum over the tokens of ``rows`` of ``weight * -log p``.
 
-        Add this sum, the sum of the weights, and the loss and number of agent tokens to ``sums``.
+        Add this sum, the sum of the weights, and the loss and number of agent tokens to
+        ``loss_sums``.
         """
         device = self.engine.device
-        packed = pack_rows([torch.tensor(row.input_ids) for row in rows], device=device)
-        weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
+        packed_rows = pack_rows([torch.tensor(row.input_ids) for row in rows], device=device)
+        loss_weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(
+            device
+        )
         agent_mask = torch.cat([torch.tensor(row.agent_mask) for row in rows]).to(device)
         # Compute logits only for tokens with a weight: most tokens may be observations of weight 0.
-        weighted_positions = weights.nonzero().squeeze(-1)
+        weighted_positions = loss_weights.nonzero().squeeze(-1)
         # The logits at position i - 1 predict token i.
         targets = Targets(
-            weighted_positions - 1, packed.input_ids[weighted_positions], with_entropy=False
+            weighted_positions - 1, packed_rows.input_ids[weighted_positions], with_entropy=False
         )
-        scores = self.engine.module(
-            packed.input_ids, packed.position_ids, packed.layout, [targets]
+        target_log_probs = self.engine.module(
+            packed_rows.input_ids, packed_rows.position_ids, packed_rows.layout, [targets]
         )[0]
-        weights = weights[weighted_positions]
-        loss = -scores.log_probs
+        loss_weights = loss_weights[weighted_positions]
+        token_losses = -target_log_probs.log_probs
         is_agent_token = agent_mask[weighted_positions]
-        loss_sum = (weights * loss).sum()
-        loss_terms = (loss_sum, weights.sum(), loss[is_agent_token].sum(), is_agent_token.sum())
+        loss_sum = (loss_weights * token_losses).sum()
+        loss_terms = (
+            loss_sum,
+            loss_weights.sum(),
+            token_losses[is_agent_token].sum(),
+            is_agent_token.sum(),
+        )
         for name, value in zip(LOSS_SUM_NAMES, loss_terms, strict=True):
-            sums[name] = sums.get(name, 0.0) + value.item()
+            loss_sums[name] = loss_sums.get(name, 0.0) + value.item()
         return loss_sum
 
     @torch.no_grad()
@@ -213,22 +222,24 @@ class SFTTrainer:
         """Return held-out ``val/loss`` and ``val/agent_loss`` (agent tokens) in nats per token."""
         if not self.val_rows:
             return {}
-        sums = LossSumsByName()
+        loss_sums = LossSumsByName()
         with self.engine.model_on_device():
             for batch in self._split_rank_rows(self.val_rows, EVAL_TOKENS):
-                self._sum_losses(batch or self.val_rows[:1], sums if batch else LossSumsByName())
-        return compute_mean_losses(sums, "val")
+                self._sum_losses(
+                    batch or self.val_rows[:1], loss_sums if batch else LossSumsByName()
+                )
+        return compute_mean_losses(loss_sums, "val")
 
 
-def compute_mean_losses(sums: LossSumsByName, prefix: str) -> dict[str, float]:
+def compute_mean_losses(loss_sums: LossSumsByName, prefix: str) -> dict[str, float]:
     """Return ``<prefix>/loss`` and ``<prefix>/agent_loss``, means over the tokens of all ranks.
 
-    ``sums`` are the summed losses and weights of this rank, by name. All ranks must call the
+    ``loss_sums`` are the summed losses and weights of this rank, by name. All ranks must call the
     function. ``agent_loss`` is omitted if there are no tokens of the agent.
     """
-    rank_sums = [sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
+    rank_sums = [loss_sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
     loss_sum, weight_sum, agent_loss_sum, num_agent_tokens = sum_over_ranks(rank_sums)
-    means = {f"{prefix}/loss": loss_sum / weight_sum}
+    mean_losses = {f"{prefix}/loss": loss_sum / weight_sum}
     if num_agent_tokens:
-        means[f"{prefix}/agent_loss"] = agent_loss_sum / num_agent_tokens
-    return means
+        mean_losses[f"{prefix}/agent_loss"] = agent_loss_sum / num_agent_tokens
+    return mean_losses

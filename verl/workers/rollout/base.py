@@ -161,40 +161,42 @@ class StopConditionFactory:
     def __init__(self, tokenizer: StopStringTokenizer, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
-        self._plans: dict[tuple[str, ...], StopConditions] = {}
+        self._conditions_of_strings: dict[tuple[str, ...], StopConditions] = {}
 
     def get_conditions(self, stop: tuple[str, ...]) -> StopConditions:
         """Return the stop conditions of a request with the stop strings ``stop``.
 
         Raises ``ValueError`` for an empty stop string.
         """
-        if stop in self._plans:
-            return self._plans[stop]
+        if stop in self._conditions_of_strings:
+            return self._conditions_of_strings[stop]
         if "" in stop:
             raise ValueError("a stop string is empty; allowed: strings of at least one character")
         stop_token_ids = set(self._end_ids)
         stop_strings: list[str] = []
         for text in stop:
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            string_token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             # Compare the decoded token, because it may include a space before the text.
-            if len(ids) == 1 and self._tokenizer.decode(ids) == text:
-                stop_token_ids.add(ids[0])
+            if len(string_token_ids) == 1 and self._tokenizer.decode(string_token_ids) == text:
+                stop_token_ids.add(string_token_ids[0])
             else:
                 stop_strings.append(text)
-        self._plans[stop] = StopConditions(frozenset(stop_token_ids), tuple(stop_strings))
-        return self._plans[stop]
+        self._conditions_of_strings[stop] = StopConditions(
+            frozenset(stop_token_ids), tuple(stop_strings)
+        )
+        return self._conditions_of_strings[stop]
 
-    def completes_stop_string(self, stop_plan: StopConditions, token_ids: list[int]) -> bool:
-        """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
-        if not stop_plan.stop_strings:
+    def completes_stop_string(self, stop_conditions: StopConditions, token_ids: list[int]) -> bool:
+        """Return True if the last of ``token_ids`` completes one of the stop strings."""
+        if not stop_conditions.stop_strings:
             return False
         # A token has at least one byte. So a stop string of N bytes is within the last N tokens.
         # One more token is needed, because decoding may drop a space at the start.
-        num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.stop_strings) + 1
+        num_tokens = max(len(text.encode("utf-8")) for text in stop_conditions.stop_strings) + 1
         decoded_tail = self._tokenizer.decode(
             token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return any(text in decoded_tail for text in stop_plan.stop_strings)
+        return any(text in decoded_tail for text in stop_conditions.stop_strings)
 
 
 def derive_counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
@@ -237,22 +239,24 @@ def check_request(
     request: SamplingRequest, max_model_len: int, vocab_size: int, adapter_names: Iterable[str] = ()
 ) -> None:
     """Raise ``ValueError`` for a request that an engine with these adapters cannot serve."""
-    names = sorted({*adapter_names, BASE_MODEL} - {POLICY_MODEL}) if adapter_names else []
-    if request.model not in (POLICY_MODEL, *names):
+    other_model_names = (
+        sorted({*adapter_names, BASE_MODEL} - {POLICY_MODEL}) if adapter_names else []
+    )
+    if request.model not in (POLICY_MODEL, *other_model_names):
         raise ValueError(
             f"model={request.model!r} is not in the engine; allowed: "
-            f"{', '.join([POLICY_MODEL, *names])}; "
+            f"{', '.join([POLICY_MODEL, *other_model_names])}; "
             "fix: name the adapter in actor_rollout_ref.model.adapters"
         )
-    length = len(request.prompt_ids)
-    if length == 0:
+    prompt_length = len(request.prompt_ids)
+    if prompt_length == 0:
         raise ValueError("the prompt is empty")
     if request.max_tokens < 1:
         raise ValueError(f"max_tokens={request.max_tokens}; allowed: at least 1")
-    if length >= max_model_len:
+    if prompt_length >= max_model_len:
         raise ValueError(
-            f"the prompt of {length} tokens fills the context of {max_model_len} tokens; fix: "
-            "raise actor_rollout_ref.rollout.max_model_len or shorten the prompt"
+            f"the prompt of {prompt_length} tokens fills the context of {max_model_len} tokens; "
+            "fix: raise actor_rollout_ref.rollout.max_model_len or shorten the prompt"
         )
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
         raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size} tokens")

@@ -20,7 +20,7 @@ ENGINES = {
     "vllm": "verl.workers.rollout.vllm:VLLMEngine",
     "hf": "verl.workers.rollout.hf:HFEngine",
 }
-_OVERRIDDEN_MODELS: list[tempfile.TemporaryDirectory[str]] = []
+_OVERRIDDEN_MODEL_DIRECTORIES: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class EngineClass(Protocol):
@@ -63,8 +63,8 @@ def import_engine_class(name: str) -> EngineClass:
             f"actor_rollout_ref.rollout.name={name!r}; allowed: {', '.join(ENGINES)} and "
             f"import paths module:Class{did_you_mean(name, ENGINES)}"
         )
-    module, _, cls = ENGINES.get(name, name).partition(":")
-    return getattr(importlib.import_module(module), cls)
+    module_name, _, class_name = ENGINES.get(name, name).partition(":")
+    return getattr(importlib.import_module(module_name), class_name)
 
 
 def create_engine(
@@ -83,10 +83,10 @@ def create_engine(
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    create: Any = import_engine_class(name)
+    engine_factory: Any = import_engine_class(name)
     if lora is not None:
-        create = partial(create, lora=lora)
-    return create(
+        engine_factory = partial(engine_factory, lora=lora)
+    return engine_factory(
         config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
     )
 
@@ -101,7 +101,8 @@ def make_overridden_model_directory(directory: str, override_config: Mapping[str
     if not override_config:
         return directory
     temporary_directory = tempfile.TemporaryDirectory(prefix="overridden-model-")
-    _OVERRIDDEN_MODELS.append(temporary_directory)  # the directory is deleted with this object
+    # The directory is deleted with this object.
+    _OVERRIDDEN_MODEL_DIRECTORIES.append(temporary_directory)
     source, target = Path(directory).absolute(), Path(temporary_directory.name)
     for path in source.iterdir():
         if path.name != "config.json":

@@ -83,7 +83,7 @@ class _Row:
     """Request that is waiting or running, with the tokens sampled so far."""
 
     request: SamplingRequest
-    plan: StopConditions
+    stop_conditions: StopConditions
     seed: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -135,11 +135,11 @@ class HFEngine(AdapterEngine):
         )
         disable_weight_rescaling(model.config)
         _move_model(model, "cuda" if torch.cuda.is_available() else "cpu")
-        head = model.get_output_embeddings()
-        if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
+        output_head = model.get_output_embeddings()
+        if model.dtype != torch.float32 and isinstance(output_head, torch.nn.Linear):
             # Compute logits in float32 as the trainer does. nn.Module calls the ``forward`` of the
             # instance.
-            head.forward = partial(compute_float32_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
+            output_head.forward = partial(compute_float32_logits, output_head)  # pyright: ignore[reportAttributeAccessIssue]
         adapters = None if lora is None else HFAdapters(model, list_adapter_shapes(lora, model))
         model.eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -192,9 +192,9 @@ class HFEngine(AdapterEngine):
             model.config, "max_position_embeddings", sys.maxsize
         )
         self._max_num_seqs = max_num_seqs
-        self._waiting: deque[_Row] = deque()
+        self._waiting_rows: deque[_Row] = deque()
         self._steps_waited = 0  # steps since the first waiting row was queued
-        self._rows: list[_Row] = []
+        self._running_rows: list[_Row] = []
         self._kv_cache: _KVCache | None = None  # None if no row runs
         # Shapes of the weights that ``sleep`` has discarded.
         self._discarded_shapes: dict[str, torch.Size] = {}
@@ -209,18 +209,18 @@ class HFEngine(AdapterEngine):
     def add(self, request: SamplingRequest) -> None:
         adapter_names = self._adapters.names if self._adapters else ()
         check_request(request, self._max_model_len, self._vocab_size, adapter_names)
-        stop_plan = self._stop_conditions.get_conditions(tuple(request.stop))
-        self._waiting.append(_Row(request, stop_plan, self._seeds.get_seed(request)))
+        row_stop_conditions = self._stop_conditions.get_conditions(tuple(request.stop))
+        self._waiting_rows.append(_Row(request, row_stop_conditions, self._seeds.get_seed(request)))
 
     def has_work(self) -> bool:
-        return bool(self._waiting or self._rows)
+        return bool(self._waiting_rows or self._running_rows)
 
     def step(self) -> list[SamplingResult]:
         """Sample one token for every running or joining request and return finished results."""
         # no_grad instead of inference_mode, because autograd refuses tensors made in
         # inference_mode, and the caller may also train the model.
         with torch.no_grad():
-            logits = [self._decode_running_rows()] if self._rows else []
+            logits = [self._decode_running_rows()] if self._running_rows else []
             if joining_rows := self._pop_rows_to_admit():
                 logits.append(self._prefill_rows(joining_rows))
             if not logits:
@@ -232,9 +232,9 @@ class HFEngine(AdapterEngine):
         """Remove the rows that are finished by their newest token and return their results."""
         results: list[SamplingResult] = []
         unfinished_indices: list[int] = []
-        for index, row in enumerate(self._rows):
-            reason = self._find_stop_reason(row)
-            if reason is None:
+        for index, row in enumerate(self._running_rows):
+            stop_reason = self._find_stop_reason(row)
+            if stop_reason is None:
                 unfinished_indices.append(index)
             else:
                 results.append(
@@ -242,7 +242,7 @@ class HFEngine(AdapterEngine):
                         row.request.request_id,
                         row.token_ids,
                         row.logprobs,
-                        reason,
+                        stop_reason,
                         self.policy_version,
                     )
                 )
@@ -256,9 +256,9 @@ class HFEngine(AdapterEngine):
         def is_kept(row: _Row) -> bool:
             return row.request.request_id not in aborted_ids
 
-        self._waiting = deque(filter(is_kept, self._waiting))
-        kept_indices = [index for index, row in enumerate(self._rows) if is_kept(row)]
-        if len(kept_indices) < len(self._rows):
+        self._waiting_rows = deque(filter(is_kept, self._waiting_rows))
+        kept_indices = [index for index, row in enumerate(self._running_rows) if is_kept(row)]
+        if len(kept_indices) < len(self._running_rows):
             self._keep_rows(kept_indices)
 
     def update_weights(self, weights: Weights, version: int) -> None:
@@ -285,8 +285,8 @@ class HFEngine(AdapterEngine):
     ) -> Iterator[tuple[str, torch.Tensor]]:
         model = self._loaded_model
         for conversion in plan_conversions(model, weights.keys(), to_checkpoint=False):
-            inputs = {name: as_tensor(weights[name]) for name in conversion.patterns}
-            yield from conversion.convert(model, inputs).items()
+            conversion_inputs = {name: as_tensor(weights[name]) for name in conversion.patterns}
+            yield from conversion.convert(model, conversion_inputs).items()
 
     def held_weights(self) -> dict[str, torch.Tensor]:
         """Return parameters and persistent buffers without adapters, named as in the checkpoint."""
@@ -307,7 +307,7 @@ class HFEngine(AdapterEngine):
 
     def _refuse_while_running(self) -> None:
         if self.has_work():
-            num_requests = len(self._rows) + len(self._waiting)
+            num_requests = len(self._running_rows) + len(self._waiting_rows)
             raise EngineError(f"weights cannot change while {num_requests} requests are unfinished")
 
     def sleep(self, level: SleepLevel = 1) -> None:
@@ -333,8 +333,8 @@ class HFEngine(AdapterEngine):
     def close(self) -> None:
         self._model_or_none = None
         self._kv_cache = None
-        self._rows = []
-        self._waiting = deque()
+        self._running_rows = []
+        self._waiting_rows = deque()
 
     def _pop_rows_to_admit(self) -> list[_Row]:
         """Remove and return the waiting rows that join the batch in this step.
@@ -342,15 +342,17 @@ class HFEngine(AdapterEngine):
         Either no row joins, so that more rows join together in a later step, or as many rows join
         as ``max_num_seqs`` allows.
         """
-        count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
+        num_joining_rows = min(
+            len(self._waiting_rows), self._max_num_seqs - len(self._running_rows)
+        )
         if (
-            count < len(self._rows) * _MIN_JOIN_FRACTION
+            num_joining_rows < len(self._running_rows) * _MIN_JOIN_FRACTION
             and self._steps_waited < _MAX_JOIN_WAIT_STEPS
         ):
-            self._steps_waited += bool(count)
+            self._steps_waited += bool(num_joining_rows)
             return []
         self._steps_waited = 0
-        return [self._waiting.popleft() for _ in range(count)]
+        return [self._waiting_rows.popleft() for _ in range(num_joining_rows)]
 
     def _decode_running_rows(self) -> torch.Tensor:
         """Return the logits [B, V] after the last token of each running row.
@@ -359,14 +361,16 @@ class HFEngine(AdapterEngine):
         """
         kv_cache = self._kv_cache
         assert kv_cache is not None  # rows are running
-        last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
+        last_tokens = torch.tensor(
+            [[row.token_ids[-1]] for row in self._running_rows], device=self._device
+        )
         kv_cache.mask = torch.cat([kv_cache.mask, torch.ones_like(last_tokens)], dim=1)
-        return self._run_model(self._rows, last_tokens, kv_cache)
+        return self._run_model(self._running_rows, last_tokens, kv_cache)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
         """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
-        keys = [(row.request.model, *row.request.prompt_ids) for row in rows]
-        distinct_rows = dict(zip(keys, rows, strict=True))  # one row per key
+        prefill_keys = [(row.request.model, *row.request.prompt_ids) for row in rows]
+        distinct_rows = dict(zip(prefill_keys, rows, strict=True))  # one row per key
         prompts = [torch.tensor(row.request.prompt_ids) for row in distinct_rows.values()]
         masks = [torch.ones_like(prompt) for prompt in prompts]
         # Left padding, so that the next token of every row has the same column.
@@ -377,8 +381,8 @@ class HFEngine(AdapterEngine):
         kv_cache = _KVCache(_make_cache(self._loaded_model), mask)
         logits = self._run_model(list(distinct_rows.values()), ids, kv_cache)
         if len(distinct_rows) < len(rows):
-            computed_indices = {key: index for index, key in enumerate(distinct_rows)}
-            row_indices = [computed_indices[key] for key in keys]
+            index_of_key = {key: index for index, key in enumerate(distinct_rows)}
+            row_indices = [index_of_key[key] for key in prefill_keys]
             logits = logits.index_select(0, torch.tensor(row_indices, device=self._device))
             kv_cache.select_rows(row_indices)
         self._append_rows(rows, kv_cache)
@@ -414,9 +418,9 @@ class HFEngine(AdapterEngine):
         sequences = [torch.tensor([*row.request.prompt_ids, *row.token_ids]) for row in rows]
         lengths = [len(sequence) for sequence in sequences]
         # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
-        is_padded = not find_length_dependent_rope(self._loaded_model.config)
+        can_pad_rows = not find_length_dependent_rope(self._loaded_model.config)
         last_logits: dict[int, torch.Tensor] = {}
-        for indices in plan_passes(lengths, is_padded):
+        for indices in plan_passes(lengths, can_pad_rows):
             ids = pad_sequence([sequences[index] for index in indices], batch_first=True)
             width = ids.shape[1]
             logits = self._compute_logits(
@@ -437,7 +441,7 @@ class HFEngine(AdapterEngine):
 
     def _append_rows(self, rows: list[_Row], new_cache: _KVCache) -> None:
         """Append ``rows`` and their cache to the running rows, with equal widths by padding."""
-        self._rows = self._rows + rows
+        self._running_rows = self._running_rows + rows
         old_cache = self._kv_cache
         if old_cache is None:
             self._kv_cache = new_cache
@@ -467,7 +471,7 @@ class HFEngine(AdapterEngine):
 
     def _keep_rows(self, kept_indices: list[int]) -> None:
         """Keep only the rows ``kept_indices``, and remove columns that then hold only padding."""
-        self._rows = [self._rows[index] for index in kept_indices]
+        self._running_rows = [self._running_rows[index] for index in kept_indices]
         kv_cache = self._kv_cache
         if not kept_indices or kv_cache is None:
             self._kv_cache = None
@@ -478,14 +482,14 @@ class HFEngine(AdapterEngine):
 
     def _sample_next_tokens(self, logits: torch.Tensor) -> None:
         """Sample one token for each row from ``logits`` [B, V], and append it and its log-prob."""
-        requests = [row.request for row in self._rows]
+        requests = [row.request for row in self._running_rows]
         temperature, top_p, top_k = (
             torch.tensor([getattr(request, name) for request in requests], device=self._device)
             for name in ("temperature", "top_p", "top_k")
         )
         random_numbers = derive_uniform_numbers(
-            np.array([row.seed for row in self._rows], dtype=np.uint64),
-            np.array([len(row.token_ids) for row in self._rows]),
+            np.array([row.seed for row in self._running_rows], dtype=np.uint64),
+            np.array([len(row.token_ids) for row in self._running_rows]),
         )
         # Truncation sorts the whole vocabulary, so it is done only if a request needs it.
         applied_top_k = top_k if bool((top_k > 0).any()) else None
@@ -493,14 +497,16 @@ class HFEngine(AdapterEngine):
         tokens, logprobs = sample_tokens(
             logits, temperature, applied_top_k, applied_top_p, random_numbers
         )
-        for row, token, logprob in zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        for row, token, logprob in zip(
+            self._running_rows, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
 
     def _find_stop_reason(self, row: _Row) -> StopReason | None:
         ids = row.token_ids
-        if ids[-1] in row.plan.token_ids or self._stop_conditions.completes_stop_string(
-            row.plan, ids
+        if ids[-1] in row.stop_conditions.token_ids or self._stop_conditions.completes_stop_string(
+            row.stop_conditions, ids
         ):
             return StopReason.STOP
         is_row_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
@@ -529,7 +535,7 @@ def describe_missing_cache(model: PreTrainedModel) -> str:
 
 
 def _make_cache(model: PreTrainedModel) -> DynamicCache | None:
-    """Return an empty cache for ``model``; None if it is not keys, values and recurrent states.
+    """Return an empty cache for ``model``; None if it needs another kind of cache.
 
     Attention layers with a window also keep all keys and values, because the model's mask applies
     the window. So the caches of all attention layers have equal widths.

@@ -25,59 +25,69 @@ class HFAdapters:
 
         self.names = tuple(shapes)
         self._model = model
-        self._row_names: list[str] = []
-        self._token_names: list[str] = []  # adapter of each token of the present pass, row by row
+        self._row_adapter_names: list[str] = []
+        # Adapter of each token of the present pass, row by row.
+        self._token_adapter_names: list[str] = []
         for name, shape in shapes.items():
             # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
-            targets = list(shape.targets)
-            config = LoraConfig(r=shape.rank, lora_alpha=shape.rank, target_modules=targets)
+            target_modules = list(shape.targets)
+            config = LoraConfig(r=shape.rank, lora_alpha=shape.rank, target_modules=target_modules)
             inject_adapter(model, config, NAME_PREFIX + name)
-        self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
+        self._layers: list[Any] = [
+            module for module in model.modules() if hasattr(module, "lora_A")
+        ]
         model.register_forward_pre_hook(self._set_token_adapters, with_kwargs=True)
         for layer in self._layers:
             layer.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)
 
     def set_row_adapters(self, models: Sequence[str]) -> None:
         """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
-        names = [NO_ADAPTER if name == BASE_MODEL else NAME_PREFIX + name for name in models]
+        adapter_names = [
+            NO_ADAPTER if name == BASE_MODEL else NAME_PREFIX + name for name in models
+        ]
         # If all rows use one adapter, activate it in the layers. Layers of experts, which get only
         # some of the tokens, support only this case.
-        if len(set(names)) == 1 and set(names) != set(self._row_names):
+        if len(set(adapter_names)) == 1 and set(adapter_names) != set(self._row_adapter_names):
             for layer in self._layers:
-                layer.set_adapter([n for n in names[:1] if n != NO_ADAPTER], inference_mode=True)
-        self._row_names = names
+                layer.set_adapter(
+                    [n for n in adapter_names[:1] if n != NO_ADAPTER], inference_mode=True
+                )
+        self._row_adapter_names = adapter_names
 
     def _add_adapter_names(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        names = self._row_names
-        if len(set(names)) == 1:
+        adapter_names = self._row_adapter_names
+        if len(set(adapter_names)) == 1:
             return None
         # A shared expert gets the tokens of all rows in one dimension, row by row.
-        if len(args[0]) == len(self._token_names):
-            names = self._token_names
-        return args, kwargs | {"adapter_names": names}
+        if len(args[0]) == len(self._token_adapter_names):
+            adapter_names = self._token_adapter_names
+        return args, kwargs | {"adapter_names": adapter_names}
 
     def _set_token_adapters(
         self, _: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         row_length = kwargs["input_ids"].shape[1]
-        self._token_names = [name for name in self._row_names for _ in range(row_length)]
+        self._token_adapter_names = [
+            name for name in self._row_adapter_names for _ in range(row_length)
+        ]
 
     def replace_adapter(
         self, name: str, adapter: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
         """Copy ``adapter`` into the model's adapter ``name``, and return the model's tensors."""
-        end = f".{NAME_PREFIX}{name}.weight"  # of names such as q_proj.lora_A.adapter_judge.weight
-        tensors = {
-            f"{tensor_name.removesuffix(end)}.weight": tensor
+        # End of tensor names such as q_proj.lora_A.adapter_judge.weight.
+        name_suffix = f".{NAME_PREFIX}{name}.weight"
+        model_tensors = {
+            f"{tensor_name.removesuffix(name_suffix)}.weight": tensor
             for tensor_name, tensor in self._model.named_parameters()
-            if tensor_name.endswith((f".lora_A{end}", f".lora_B{end}"))
+            if tensor_name.endswith((f".lora_A{name_suffix}", f".lora_B{name_suffix}"))
         }
-        differing_names = sorted(tensors.keys() ^ adapter.keys())
-        if differing_names or not tensors:
+        differing_names = sorted(model_tensors.keys() ^ adapter.keys())
+        if differing_names or not model_tensors:
             raise EngineError(f"adapter {name!r} does not fit the engine: {differing_names[:3]}")
         with torch.no_grad():
             for tensor_name, value in adapter.items():
-                tensors[tensor_name].copy_(value)
-        return tensors
+                model_tensors[tensor_name].copy_(value)
+        return model_tensors

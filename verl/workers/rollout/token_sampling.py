@@ -15,8 +15,8 @@ def derive_uniform_numbers(seeds: np.ndarray, counters: np.ndarray) -> torch.Ten
     Values are multiples of 2**-40. With 40 bits, ``u * total < total`` also holds after rounding,
     so a token of probability 0 is never sampled.
     """
-    bits = derive_counter_seeds(seeds, counters) >> np.uint64(24)
-    return torch.from_numpy(bits.astype(np.float64) * 2.0**-40)
+    random_bits = derive_counter_seeds(seeds, counters) >> np.uint64(24)
+    return torch.from_numpy(random_bits.astype(np.float64) * 2.0**-40)
 
 
 def truncate_logits(
@@ -30,15 +30,15 @@ def truncate_logits(
     """
     vocab_size = logits.shape[-1]
     if top_k is not None:
-        num_kept = torch.where((top_k < 1) | (top_k > vocab_size), vocab_size, top_k).long()
+        num_kept_tokens = torch.where((top_k < 1) | (top_k > vocab_size), vocab_size, top_k).long()
         lowest_kept_logit = logits.sort(dim=-1, descending=True).values.gather(
-            -1, num_kept.unsqueeze(-1) - 1
+            -1, num_kept_tokens.unsqueeze(-1) - 1
         )
         logits = logits.masked_fill(logits < lowest_kept_logit, float("-inf"))
     if top_p is not None:
         sorted_probs, sorted_ids = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        cumulative_before = sorted_probs.cumsum(dim=-1) - sorted_probs
-        is_removed = cumulative_before >= top_p.unsqueeze(-1)
+        cumulative_prob_before = sorted_probs.cumsum(dim=-1) - sorted_probs
+        is_removed = cumulative_prob_before >= top_p.unsqueeze(-1)
         is_removed[:, 0] = False  # a top_p of 0 keeps the most likely token
         logits = logits.masked_fill(is_removed.scatter(-1, sorted_ids, is_removed), float("-inf"))
     return logits

@@ -62,20 +62,24 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         trust_remote_code: bool = False,
         lora: ModelConfig | None = None,
     ) -> None:
-        self._on_cpu = _prepare_vllm_import(num_threads, config.enforce_eager is False)
-        arguments_cls, engine_cls = _import_vllm()
+        self._runs_on_cpu = _prepare_vllm_import(num_threads, config.enforce_eager is False)
+        engine_args_cls, engine_cls = _import_vllm()
         _check_weights(str(model_path), config, trust_remote_code)
-        arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
+        arguments = engine_arguments(
+            str(model_path), config, seed, trust_remote_code, self._runs_on_cpu
+        )
         self._adapters: dict[str, LoRARequest] = {}
         if lora is not None:
             from verl.workers.rollout.vllm_lora import make_lora_arguments
 
             arguments, self._adapters = make_lora_arguments(arguments, lora)
-        self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
-        self._sampler = self._install_cpu_sampler() if self._on_cpu else None
+        self._engine = engine_cls.from_engine_args(engine_args_cls(**arguments))
+        self._cpu_sampler = self._install_cpu_sampler() if self._runs_on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
-        self._rules = StopConditionFactory(tokenizer, find_stop_token_ids(tokenizer, model_path))
+        self._stop_conditions = StopConditionFactory(
+            tokenizer, find_stop_token_ids(tokenizer, model_path)
+        )
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
         self._max_model_len = model_config.max_model_len
@@ -93,19 +97,19 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         check_request(request, self._max_model_len, self._vocab_size, self._adapters)
         if request.request_id in self._internal_ids:
             raise ValueError(f"request {request.request_id} is already running")
-        params = self._make_sampling_params(request)
+        sampling_params = self._make_sampling_params(request)
         seed = self._seeds.get_seed(request)
         # On CPU, ``SeededSampler`` derives its random numbers itself, so vLLM needs no seed.
-        if self._sampler is None:
-            params.seed = seed
+        if self._cpu_sampler is None:
+            sampling_params.seed = seed
         prompt = tokens_input(list(request.prompt_ids))
         adapter = self._adapters.get(request.model)  # None for the base model, and without LoRA
         internal_id = self._engine.add_request(
-            request.request_id, prompt, params, lora_request=adapter
+            request.request_id, prompt, sampling_params, lora_request=adapter
         )
         self._internal_ids[request.request_id] = internal_id
-        if self._sampler is not None:
-            self._sampler.register_request(internal_id, seed)
+        if self._cpu_sampler is not None:
+            self._cpu_sampler.register_request(internal_id, seed)
 
     def step(self) -> list[SamplingResult]:
         from vllm.outputs import RequestOutput
@@ -116,12 +120,14 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         internal_ids = [
-            self._internal_ids.pop(name) for name in request_ids if name in self._internal_ids
+            self._internal_ids.pop(request_id)
+            for request_id in request_ids
+            if request_id in self._internal_ids
         ]
         self._engine.abort_request(internal_ids, internal=True)
-        if self._sampler is not None:
-            for name in internal_ids:
-                self._sampler.remove_request(name)
+        if self._cpu_sampler is not None:
+            for internal_id in internal_ids:
+                self._cpu_sampler.remove_request(internal_id)
 
     def update_weights(self, weights: Weights, version: int) -> None:
         self._refuse_while_running()
@@ -129,7 +135,7 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         # vLLM casts each weight to the dtype of its parameter, as at the start.
         tensors = ((name, as_tensor(value)) for name, value in weights)
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
-        if self._on_cpu:
+        if self._runs_on_cpu:
             from verl.workers.rollout.vllm_cpu import repack_output_head
 
             repack_output_head(self._get_model_runner().get_model())
@@ -144,8 +150,8 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         dtype = self._engine.vllm_config.model_config.dtype
         adapter = {tensor_name: as_tensor(value).to(dtype) for tensor_name, value in weights}
         adapter_id = self._adapters[name].lora_int_id
-        load = partial(load_adapter, adapter_id=adapter_id, adapter=adapter)
-        checksums = self._engine.collective_rpc(load)[0]
+        load_in_worker = partial(load_adapter, adapter_id=adapter_id, adapter=adapter)
+        checksums = self._engine.collective_rpc(load_in_worker)[0]
         self._set_policy_version(self.policy_version if version is None else version)
         return checksums
 
@@ -202,23 +208,23 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        stop_plan = self._rules.get_conditions(tuple(request.stop))
+        stop_conditions = self._stop_conditions.get_conditions(tuple(request.stop))
         is_greedy = request.temperature < GREEDY_BELOW
         return SamplingParams(
             max_tokens=request.max_tokens,
             temperature=0.0 if is_greedy else request.temperature,
             top_p=1.0 if is_greedy else request.top_p,
             top_k=-1 if is_greedy else request.top_k,
-            stop=list(stop_plan.stop_strings),
-            stop_token_ids=sorted(stop_plan.token_ids),
+            stop=list(stop_conditions.stop_strings),
+            stop_token_ids=sorted(stop_conditions.token_ids),
             include_stop_str_in_output=True,
             ignore_eos=True,  # end tokens are among stop_token_ids
-            detokenize=bool(stop_plan.stop_strings),
+            detokenize=bool(stop_conditions.stop_strings),
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # 0 asks for the log-prob of the sampled token only. On CPU, ``SeededSampler`` records
             # it.
-            logprobs=None if self._sampler is not None else 0,
+            logprobs=None if self._cpu_sampler is not None else 0,
             skip_clone=True,  # no other request uses this object, so vLLM need not copy it
         )
 
@@ -226,19 +232,21 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         completion = output.outputs[0]
         internal_id = self._internal_ids.pop(output.request_id)
         tokens = list(completion.token_ids)
-        if self._sampler is not None:
-            logprobs = self._sampler.remove_request(internal_id)[: len(tokens)]
+        if self._cpu_sampler is not None:
+            logprobs = self._cpu_sampler.remove_request(internal_id)[: len(tokens)]
         else:
-            entries = zip(completion.logprobs or (), tokens, strict=True)
-            logprobs = [entry[token].logprob for entry, token in entries if entry is not None]
+            entries_and_tokens = zip(completion.logprobs or (), tokens, strict=True)
+            logprobs = [
+                entry[token].logprob for entry, token in entries_and_tokens if entry is not None
+            ]
         if len(logprobs) != len(tokens):
             raise EngineError(
                 f"request {output.request_id}: {len(logprobs)} log-probs for {len(tokens)} tokens"
             )
-        reason = _STOP_REASONS.get(completion.finish_reason or "", StopReason.ABORT)
+        stop_reason = _STOP_REASONS.get(completion.finish_reason or "", StopReason.ABORT)
         info = {"cached_tokens": output.num_cached_tokens or 0}
         return SamplingResult(
-            output.request_id, tokens, logprobs, reason, self.policy_version, info
+            output.request_id, tokens, logprobs, stop_reason, self.policy_version, info
         )
 
     def _refuse_while_running(self) -> None:
@@ -348,7 +356,7 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
 
 
 def _prepare_vllm_import(num_threads: int | None, allow_compile: bool) -> bool:
-    """Set variables that vLLM and OpenMP read at import. Return True if the engine runs on CPU."""
+    """Set environment variables of vLLM and OpenMP. Return True if the engine runs on CPU."""
     # Run the engine core in this process, so that weights are passed without a copy.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

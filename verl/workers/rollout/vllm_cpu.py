@@ -93,10 +93,10 @@ def patch_expert_updates() -> None:
     def set_up_and_pack(
         method: UnquantizedFusedMoEMethod, layer: RoutedExperts, w13: torch.Tensor, w2: torch.Tensor
     ) -> None:
-        kernel = method.moe_kernel  # None at the start
+        previous_kernel = method.moe_kernel  # None at the start
         set_up_kernel(method, layer, w13, w2)
-        if kernel is not None:
-            kernel.fused_experts.process_weights_after_loading(layer)
+        if previous_kernel is not None:
+            previous_kernel.fused_experts.process_weights_after_loading(layer)
 
     UnquantizedFusedMoEMethod._setup_kernel = set_up_and_pack  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -115,11 +115,11 @@ def add_lora_products(
     adapter and adds nothing. No value is read on the host, so that the operation can be compiled.
     """
     num_slots, _, rank, width = lora_a.shape
-    is_chosen = slots[:, None] == torch.arange(num_slots, device=slots.device)
-    products = inputs @ lora_a.view(num_slots * rank, width).T
-    chosen = products.view(-1, num_slots, rank) * is_chosen[:, :, None]
-    matrices = lora_b[:, 0].transpose(1, 2).reshape(num_slots * rank, -1)
-    outputs.addmm_(chosen.view(-1, num_slots * rank), matrices)
+    is_slot_of_token = slots[:, None] == torch.arange(num_slots, device=slots.device)
+    products_with_a = inputs @ lora_a.view(num_slots * rank, width).T
+    products_of_slot = products_with_a.view(-1, num_slots, rank) * is_slot_of_token[:, :, None]
+    b_matrices = lora_b[:, 0].transpose(1, 2).reshape(num_slots * rank, -1)
+    outputs.addmm_(products_of_slot.view(-1, num_slots * rank), b_matrices)
 
 
 class SeededSampler:
@@ -132,18 +132,18 @@ class SeededSampler:
     def __init__(self, runner: "GPUModelRunner") -> None:
         self._runner = runner  # keep the runner, because it may replace its input_batch
         self._seeds: dict[str, int] = {}
-        self._logprobs: dict[str, list[float]] = {}
+        self._logprobs_of_request: dict[str, list[float]] = {}
         runner.sampler.sample = self.sample
 
     def register_request(self, request_id: str, seed: int) -> None:
         """Register the request ``request_id`` (vLLM's internal id) with its seed."""
         self._seeds[request_id] = seed
-        self._logprobs[request_id] = []
+        self._logprobs_of_request[request_id] = []
 
     def remove_request(self, request_id: str) -> list[float]:
         """Remove ``request_id`` and return the log-probs of its tokens in order."""
         self._seeds.pop(request_id, None)
-        return self._logprobs.pop(request_id, [])
+        return self._logprobs_of_request.pop(request_id, [])
 
     def sample(
         self,
@@ -154,14 +154,16 @@ class SeededSampler:
         """Return tokens [N] sampled from ``logits`` [N, V], and None in place of log-probs."""
         batch = self._runner.input_batch
         num_rows = logits.shape[0]
-        ids = batch.req_ids[:num_rows]
-        if len(ids) != num_rows:
+        request_ids = batch.req_ids[:num_rows]
+        if len(request_ids) != num_rows:
             raise EngineError(
-                f"vLLM sampled {num_rows} rows for {len(ids)} requests; speculative decoding is "
-                "not supported on CPU"
+                f"vLLM sampled {num_rows} rows for {len(request_ids)} requests; speculative "
+                "decoding is not supported on CPU"
             )
-        counters = batch.num_tokens_no_spec[:num_rows] - batch.num_prompt_tokens[:num_rows]
-        seeds = np.fromiter((self._seeds.get(i, 0) for i in ids), dtype=np.uint64, count=num_rows)
+        token_counters = batch.num_tokens_no_spec[:num_rows] - batch.num_prompt_tokens[:num_rows]
+        seeds = np.fromiter(
+            (self._seeds.get(i, 0) for i in request_ids), dtype=np.uint64, count=num_rows
+        )
         metadata = sampling_metadata
         temperature = None if metadata.all_greedy else metadata.temperature
         tokens, logprobs = sample_tokens(
@@ -169,14 +171,14 @@ class SeededSampler:
             temperature,
             metadata.top_k,
             metadata.top_p,
-            derive_uniform_numbers(seeds, counters),
+            derive_uniform_numbers(seeds, token_counters),
         )
         for request_id, position, logprob in zip(
-            ids, counters.tolist(), logprobs.tolist(), strict=True
+            request_ids, token_counters.tolist(), logprobs.tolist(), strict=True
         ):
             # A request whose prompt is only partly prefilled has a row too, and its log-prob is not
             # used. The request's next row has the same position and overwrites it.
-            request_logprobs = self._logprobs.get(request_id)
+            request_logprobs = self._logprobs_of_request.get(request_id)
             if request_logprobs is not None:
                 request_logprobs[position:] = [logprob]
         return tokens, None

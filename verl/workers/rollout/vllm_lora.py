@@ -42,7 +42,9 @@ def make_lora_arguments(
     lora_arguments = {
         "enable_lora": True,
         "max_loras": len(shapes) + 1,
-        "max_lora_rank": min(allowed for allowed in get_args(MaxLoRARanks) if allowed >= rank),
+        "max_lora_rank": min(
+            allowed_rank for allowed_rank in get_args(MaxLoRARanks) if allowed_rank >= rank
+        ),
         "lora_target_modules": sorted(
             {name.rpartition(".")[2] for shape in shapes.values() for name in shape.targets}
         ),
@@ -66,51 +68,59 @@ def load_adapter(
     """
     model_runner: Any = worker.model_runner
     manager: LoRAModelManager = model_runner.lora_manager._adapter_manager
-    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
-    mapper = None if mapper is None else mapper.get_rename_mapper()
+    name_mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+    name_mapper = None if name_mapper is None else name_mapper.get_rename_mapper()
     rank = get_lora_rank(adapter)
     # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
-    options = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
-    tensors = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in adapter.items()}
+    peft_helper = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
+    peft_tensors = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in adapter.items()}
     lora_model = LoRAModel.from_lora_tensors(
-        adapter_id, tensors, options, device="cpu", weights_mapper=mapper
+        adapter_id, peft_tensors, peft_helper, device="cpu", weights_mapper=name_mapper
     )
     manager.remove_adapter(adapter_id)
     manager.add_adapter(lora_model)
     manager.activate_adapter(adapter_id)
-    modules = {
-        name: parse_fine_tuned_lora_name(f"{PEFT_PREFIX}{name}", mapper)[0] for name in adapter
+    module_of_tensor = {
+        name: parse_fine_tuned_lora_name(f"{PEFT_PREFIX}{name}", name_mapper)[0] for name in adapter
     }
-    held = read_adapter_slot(manager, adapter_id, adapter, modules)
-    place = (get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
-    return verify_adapter(adapter, held, *place)
+    held_tensors = read_adapter_slot(manager, adapter_id, adapter, module_of_tensor)
+    rank_and_world_size = (get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
+    return verify_adapter(adapter, held_tensors, *rank_and_world_size)
 
 
 def read_adapter_slot(
     manager: "LoRAModelManager",
     adapter_id: int,
     adapter: Mapping[str, torch.Tensor],
-    modules: Mapping[str, str],
+    module_of_tensor: Mapping[str, str],
 ) -> dict[str, torch.Tensor]:
     """Return the LoRA tensors that vLLM's layers apply for the adapter ``adapter_id``, by name.
 
-    They are cut to the sizes of ``adapter``. ``modules`` maps tensor names to the module names of
-    vLLM. The result lacks tensors of modules that vLLM does not adapt, and of fused modules whose
-    parts in vLLM differ from its own table of fused modules.
+    They are cut to the sizes of ``adapter``. ``module_of_tensor`` maps tensor names to the module
+    names of vLLM. The result lacks tensors of modules that vLLM does not adapt, and of fused
+    modules whose parts in vLLM differ from its own table of fused modules.
     """
     slot = manager.lora_index_to_id.index(adapter_id)
-    held: dict[str, torch.Tensor] = {}
+    held_tensors: dict[str, torch.Tensor] = {}
     for layer_name, layer in manager.modules.items():
-        parts = manager.packed_modules.get(layer_name, [layer_name])
-        for name in (name for name, module in modules.items() if module in parts):
-            is_a = ".lora_A." in name
-            stacked: Any = layer.lora_a_stacked if is_a else layer.lora_b_stacked
-            slices = [stacked] if isinstance(stacked, torch.Tensor) else stacked
-            if len(slices) == len(parts):
-                value = slices[parts.index(modules[name])][slot, 0]
-            elif len(parts) == 1:  # fused module: A is the same in all slices, B is split
-                value = slices[0][slot, 0] if is_a else torch.cat([b[slot, 0] for b in slices])
+        part_names = manager.packed_modules.get(layer_name, [layer_name])
+        for name in (name for name, module in module_of_tensor.items() if module in part_names):
+            is_lora_a = ".lora_A." in name
+            stacked_matrices: Any = layer.lora_a_stacked if is_lora_a else layer.lora_b_stacked
+            matrices_of_parts = (
+                [stacked_matrices]
+                if isinstance(stacked_matrices, torch.Tensor)
+                else stacked_matrices
+            )
+            if len(matrices_of_parts) == len(part_names):
+                matrix = matrices_of_parts[part_names.index(module_of_tensor[name])][slot, 0]
+            elif len(part_names) == 1:  # fused module: A is the same in all slices, B is split
+                matrix = (
+                    matrices_of_parts[0][slot, 0]
+                    if is_lora_a
+                    else torch.cat([b[slot, 0] for b in matrices_of_parts])
+                )
             else:
                 continue
-            held[name] = value[: adapter[name].shape[0], : adapter[name].shape[1]]
-    return held
+            held_tensors[name] = matrix[: adapter[name].shape[0], : adapter[name].shape[1]]
+    return held_tensors

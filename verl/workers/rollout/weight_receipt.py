@@ -106,27 +106,28 @@ def load_and_verify_weights(
 
 
 def verify_adapter(
-    sent: Mapping[str, Array],
-    held: Mapping[str, torch.Tensor],
+    sent_tensors: Mapping[str, Array],
+    held_tensors: Mapping[str, torch.Tensor],
     device_index: int = 0,
     num_devices: int = 1,
 ) -> dict[str, int]:
-    """Check that an engine holds the LoRA adapter ``sent``, and return its checksums by tensor.
+    """Check that an engine holds the LoRA adapter ``sent_tensors``; return checksums by tensor.
 
-    ``held`` are the tensors that the engine applies, or their parts on this device. Raises
-    ``EngineError`` if they differ from ``sent``.
+    ``held_tensors`` are the tensors that the engine applies, or their parts on this device. Raises
+    ``EngineError`` if they differ from ``sent_tensors``.
     """
-    missing_names = sorted(sent.keys() - held.keys())
+    missing_names = sorted(sent_tensors.keys() - held_tensors.keys())
     if missing_names:
         raise EngineError(
             f"the engine applies no adapter to the modules of {len(missing_names)} of the "
-            f"{len(sent)} tensors that were sent ({', '.join(missing_names[:MAX_SHOWN_NAMES])}); "
+            f"{len(sent_tensors)} tensors that were sent "
+            f"({', '.join(missing_names[:MAX_SHOWN_NAMES])}); "
             "fix: actor_rollout_ref.rollout.lora_sync=merged"
         )
-    receipt = WeightReceipt(held, device_index, num_devices)
-    for _ in receipt.record_weights(sent.items()):
+    receipt = WeightReceipt(held_tensors, device_index, num_devices)
+    for _ in receipt.record_weights(sent_tensors.items()):
         pass
-    receipt.verify_weights(held)
+    receipt.verify_weights(held_tensors)
     return receipt.received_checksums
 
 

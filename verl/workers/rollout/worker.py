@@ -90,7 +90,7 @@ class RolloutWorker:
         self._timeout_s = request_timeout_s
         self._engine_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._engine_or_none = engine
-        self._unread_adapters = config.model.adapters if config else {}
+        self._adapters_to_load = config.model.adapters if config else {}
         create_engine = partial(start_engine, config, model_path, seed, num_threads, devices)
         self._start_future = self._engine_thread.submit(self._start_engine, create_engine)
         # Calls that the engine thread makes before its next engine step.
@@ -108,9 +108,9 @@ class RolloutWorker:
         self._idle_event.set()
         self._exclusive_lock = asyncio.Lock()
         self._serve_task: asyncio.Task[None] | None = None
-        self._num_failures = 0
+        self._num_consecutive_failures = 0
         self._stop_cause = ""
-        self._counts: dict[str, float] = dict.fromkeys(("tokens", "steps", "busy_s"), 0.0)
+        self._totals: dict[str, float] = dict.fromkeys(("tokens", "steps", "busy_s"), 0.0)
 
     @property
     def _started_engine(self) -> RolloutEngine:
@@ -133,7 +133,9 @@ class RolloutWorker:
         await self.wait_until_ready()
         self._check_alive()
         request_ids = [request.request_id for request in requests]
-        used_ids = [name for name in request_ids if name in self._unfinished_requests]
+        used_ids = [
+            request_id for request_id in request_ids if request_id in self._unfinished_requests
+        ]
         if used_ids or len(set(request_ids)) < len(request_ids):
             ids_in_use = used_ids[:3] or "an id occurs twice in this call"
             raise ValueError(f"request ids must be unique; in use: {ids_in_use}")
@@ -167,14 +169,16 @@ class RolloutWorker:
     async def abort(self, client: str) -> None:
         """Discard all requests and results of ``client``."""
         client_request_ids = [
-            name for name, owner in self._unfinished_requests.items() if owner == client
+            request_id
+            for request_id, request_client in self._unfinished_requests.items()
+            if request_client == client
         ]
         self._remove_requests(client_request_ids)
         self._results_by_client[client].results = []
 
     async def get_stats(self) -> dict[str, float]:
         """Return totals since the start: sampled tokens, engine steps and busy time in seconds."""
-        return dict(self._counts)
+        return dict(self._totals)
 
     async def close(self) -> None:
         """Stop serving and free the engine. Later calls raise ``EngineError``."""
@@ -212,12 +216,14 @@ class RolloutWorker:
         """
         from verl.models.adapters import read_adapter
 
-        load = cast(AdapterEngine, self._started_engine).load_adapter
+        load_in_engine = cast(AdapterEngine, self._started_engine).load_adapter
         async with self._exclusive_access("load_adapter"):
-            for name, directory in self._unread_adapters.items():
-                await self._call_in_engine_thread(load, name, read_adapter(directory).items())
-            self._unread_adapters = {}
-            return await self._call_in_engine_thread(load, POLICY_MODEL, weights, version)
+            for name, directory in self._adapters_to_load.items():
+                await self._call_in_engine_thread(
+                    load_in_engine, name, read_adapter(directory).items()
+                )
+            self._adapters_to_load = {}
+            return await self._call_in_engine_thread(load_in_engine, POLICY_MODEL, weights, version)
 
     async def connect(self, info: Mapping[str, object]) -> None:
         """Prepare the engine to receive weights directly from the devices of the training ranks."""
@@ -321,10 +327,10 @@ class RolloutWorker:
         while not self._idle_event.is_set():
             remaining_s = self._last_progress_time + self._timeout_s - time.monotonic()
             if remaining_s <= 0:
-                num_running = len(self._unfinished_requests) - len(self._delayed_requests)
+                num_running_requests = len(self._unfinished_requests) - len(self._delayed_requests)
                 raise EngineError(
-                    f"{purpose} needs an idle engine, but {num_running} requests still run and the "
-                    f"engine has made no step for {self._timeout_s:g} s"
+                    f"{purpose} needs an idle engine, but {num_running_requests} requests still "
+                    f"run and the engine has made no step for {self._timeout_s:g} s"
                 )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle_event.wait(), remaining_s)
@@ -365,7 +371,7 @@ class RolloutWorker:
             client_results = self._results_by_client[client]
             client_results.results.append(result)
             client_results.has_results.set()
-            self._counts["tokens"] += len(result.token_ids)
+            self._totals["tokens"] += len(result.token_ids)
 
     def _abort_stalled_requests(self) -> None:
         """Abort running requests if the engine made no step for the timeout.
@@ -375,18 +381,22 @@ class RolloutWorker:
         if time.monotonic() - self._last_progress_time < self._timeout_s:
             return
         delayed_ids = {request.request_id for request in self._delayed_requests}
-        stalled_ids = [name for name in self._unfinished_requests if name not in delayed_ids]
+        stalled_ids = [
+            request_id for request_id in self._unfinished_requests if request_id not in delayed_ids
+        ]
         if not stalled_ids:
             return
         message = f"the engine made no step for {self._timeout_s:g} s"
         logger.warning("%s: %d requests are aborted", message, len(stalled_ids))
-        self._deliver_results([self._make_aborted_result(name, message) for name in stalled_ids])
+        self._deliver_results(
+            [self._make_aborted_result(request_id, message) for request_id in stalled_ids]
+        )
         self._remove_requests(stalled_ids)
 
     def _remove_requests(self, request_ids: list[str]) -> None:
         removed_ids = set(request_ids)
-        for name in request_ids:
-            self._unfinished_requests.pop(name, None)
+        for request_id in request_ids:
+            self._unfinished_requests.pop(request_id, None)
         self._delayed_requests = [
             request for request in self._delayed_requests if request.request_id not in removed_ids
         ]
@@ -404,9 +414,9 @@ class RolloutWorker:
         if self._engine_or_none is None:
             start_time = time.perf_counter()
             self._engine_or_none = create_engine()
-            name = type(self._engine_or_none).__name__
+            engine_name = type(self._engine_or_none).__name__
             logger.info(
-                "rollout engine %s started in %.1f s", name, time.perf_counter() - start_time
+                "rollout engine %s started in %.1f s", engine_name, time.perf_counter() - start_time
             )
 
     def _run_steps(self) -> list[SamplingResult]:
@@ -421,14 +431,14 @@ class RolloutWorker:
                     break
                 results += self._started_engine.step()
                 self._last_progress_time = time.monotonic()
-                self._counts["steps"] += 1
-                self._num_failures = 0
+                self._totals["steps"] += 1
+                self._num_consecutive_failures = 0
         except Exception as error:
             # Errors of the engine stop here: running requests end as aborted, the worker continues.
             results += self._abort_after_failure(error)
         for result in results:
             self._ids_in_engine.pop(result.request_id, None)
-        self._counts["busy_s"] += time.perf_counter() - start_time
+        self._totals["busy_s"] += time.perf_counter() - start_time
         return results
 
     def _add_request(self, request: SamplingRequest) -> list[SamplingResult]:
@@ -442,23 +452,25 @@ class RolloutWorker:
         return []
 
     def _abort_in_engine(self, request_ids: list[str]) -> list[SamplingResult]:
-        self._started_engine.abort([name for name in request_ids if name in self._ids_in_engine])
-        for name in request_ids:
-            self._ids_in_engine.pop(name, None)
+        self._started_engine.abort(
+            [request_id for request_id in request_ids if request_id in self._ids_in_engine]
+        )
+        for request_id in request_ids:
+            self._ids_in_engine.pop(request_id, None)
         return []
 
     def _abort_after_failure(self, error: Exception) -> list[SamplingResult]:
         running_ids = list(self._ids_in_engine)
         self._ids_in_engine = {}
-        self._num_failures += 1
+        self._num_consecutive_failures += 1
         logger.error("the engine failed with %d requests running", len(running_ids), exc_info=error)
         try:
             self._started_engine.abort(running_ids)
         except Exception as abort_error:  # if even abort() fails, stop the worker
             self._stop_cause = f"{error!r}, and then {abort_error!r}"
-        if self._num_failures >= MAX_FAILURES:
+        if self._num_consecutive_failures >= MAX_FAILURES:
             self._stop_cause = (
                 self._stop_cause
-                or f"{self._num_failures} consecutive steps failed, the last: {error!r}"
+                or f"{self._num_consecutive_failures} consecutive steps failed, the last: {error!r}"
             )
-        return [self._make_aborted_result(name, repr(error)) for name in running_ids]
+        return [self._make_aborted_result(request_id, repr(error)) for request_id in running_ids]

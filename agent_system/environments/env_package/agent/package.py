@@ -39,10 +39,12 @@ class AgentEnv:
         self._task: Task = {}
         self._seed = 0
         # Exclude the host of the endpoint from proxies: the agent must not send its API key to one.
-        for variable in ("NO_PROXY", "no_proxy"):
-            excluded_hosts = [host for host in os.environ.get(variable, "").split(",") if host]
+        for proxy_variable in ("NO_PROXY", "no_proxy"):
+            excluded_hosts = [
+                host for host in os.environ.get(proxy_variable, "").split(",") if host
+            ]
             if LOOPBACK_ADDRESS not in excluded_hosts:
-                os.environ[variable] = ",".join([*excluded_hosts, LOOPBACK_ADDRESS])
+                os.environ[proxy_variable] = ",".join([*excluded_hosts, LOOPBACK_ADDRESS])
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Store ``task`` and ``seed``. The observation is empty: the agent writes the prompts."""
@@ -74,7 +76,7 @@ class AgentEnv:
         try:
             reward = self._agent_function(task=self._task, seed=self._seed, **endpoint_address)
             if inspect.isawaitable(reward):
-                # A separate event loop per episode cancels the tasks that the agent leaves.
+                # A separate event loop per episode cancels asyncio tasks that the agent left.
                 reward = asyncio.run(_await_value(reward))
         except SystemExit as error:  # the exit would also end the other agents of this process
             raise RuntimeError(
@@ -88,13 +90,14 @@ async def _await_value(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _load_user_function(settings: AgentSettings, setting: str) -> Callable[..., Any]:
-    import_path = getattr(settings, setting)
-    config_key = f"env.{NAME}.{setting}"
+def _load_user_function(settings: AgentSettings, setting_name: str) -> Callable[..., Any]:
+    import_path = getattr(settings, setting_name)
+    config_key = f"env.{NAME}.{setting_name}"
     if not import_path:
         raise ValueError(
             f"{config_key}='': no function is given; allowed: FILE.py:NAME, MODULE:NAME; "
-            f"fix: {config_key}=my_agent.py:{'run_episode' if setting == 'path' else setting}"
+            f"fix: {config_key}=my_agent.py:"
+            f"{'run_episode' if setting_name == 'path' else setting_name}"
         )
     return load_import_path(import_path, config_key)
 

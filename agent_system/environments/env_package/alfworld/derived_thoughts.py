@@ -107,16 +107,16 @@ class DerivedThoughtsExpert(AlfworldExpert):
         them. Otherwise the actions are moves to the receptacles where one was seen. If none was
         seen, they are moves to the receptacles that are still to be searched.
         """
-        candidates = self._list_seen_objects(object_class)
+        seen_objects = self._list_seen_objects(object_class)
         actions = tuple(
             action_template.format(object_name, receptacle)
-            for object_name, receptacle in candidates
+            for object_name, receptacle in seen_objects
             if receptacle == self.location
         )
         if actions:
             return RightActions("take" if self.held_object is None else "use", actions)
-        if candidates:
-            receptacles = dict.fromkeys(receptacle for _, receptacle in candidates)
+        if seen_objects:
+            receptacles = dict.fromkeys(receptacle for _, receptacle in seen_objects)
             return RightActions(
                 "return", tuple(f"go to {receptacle}" for receptacle in receptacles)
             )
@@ -159,9 +159,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
         """
 
         def get_sort_key(object_and_receptacle: tuple[str, str]) -> tuple[bool, int, int]:
-            name, receptacle = object_and_receptacle
+            object_name, receptacle = object_and_receptacle
             room_position = self.room_receptacles.index(receptacle)
-            return receptacle != self.location, room_position, -int(name.rsplit(" ", 1)[1])
+            return receptacle != self.location, room_position, -int(object_name.rsplit(" ", 1)[1])
 
         return sorted(super()._list_seen_objects(object_class), key=get_sort_key)
 
@@ -185,8 +185,8 @@ class DerivedThoughtsExpert(AlfworldExpert):
             is_at_target = self.location in target_receptacles
             return f"to {self.location if is_at_target else target_receptacles[0]}"
         object_class = self.goal.object_class if self.held_object is None else self.goal.lamp_class
-        for name, receptacle in self._list_seen_objects(object_class):
-            return f"{name} in {receptacle}"
+        for object_name, receptacle in self._list_seen_objects(object_class):
+            return f"{object_name} in {receptacle}"
         return f"{object_class} unseen"
 
     def _describe_visits(self) -> str:

@@ -125,7 +125,7 @@ class CachedPddlEnv(PddlEnv):
         self._readable_names = {
             key: entity_info.name for key, entity_info in self._entity_infos.items()
         }
-        self._commands: dict[int, str] = {}
+        self._command_by_operator_id: dict[int, str] = {}
 
     def reset(self):
         self._pddl_state = CachedPddlState(self.downward_lib, self._translation, self._logic)
@@ -152,7 +152,8 @@ class CachedPddlEnv(PddlEnv):
     def _gather_infos(self) -> None:
         actions = self._pddl_state.all_applicable_actions()
         admissible_commands = [
-            self._commands.get(action.id) or self._make_command(action) for action in actions
+            self._command_by_operator_id.get(action.id) or self._make_command(action)
+            for action in actions
         ]
         self.state["won"] = self._pddl_state.check_goal()
         # No ALFWorld game can be lost. The caller limits the number of turns.
@@ -165,8 +166,8 @@ class CachedPddlEnv(PddlEnv):
         template = self._logic.grammar.derive(
             self._logic.actions[action.name].template, self._make_grammar_context(action.mapping)
         )
-        self._commands[action.id] = template.format(**self._readable_names)
-        return self._commands[action.id]
+        self._command_by_operator_id[action.id] = template.format(**self._readable_names)
+        return self._command_by_operator_id[action.id]
 
 
 class CachedPddlState(PddlState):

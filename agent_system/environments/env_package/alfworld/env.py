@@ -69,8 +69,8 @@ class AlfworldEnv:
 
     def _make_observation(self, output: "EngineOutput") -> Observation:
         # All episodes of a task have the same start positions, so list only the moved objects.
-        locations = self._engine.list_facts(LOCATION_PREDICATES)
-        moved_facts = [fact for fact in locations if fact not in self._start_facts]
+        location_facts = self._engine.list_facts(LOCATION_PREDICATES)
+        moved_facts = [fact for fact in location_facts if fact not in self._start_facts]
         anchor = "; ".join(self._engine.list_facts(CHANGING_PREDICATES) + moved_facts)
         info = {
             "won": output.won,

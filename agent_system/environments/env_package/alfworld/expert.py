@@ -170,14 +170,17 @@ class AlfworldExpert:
         If no such object was seen, return a move to a receptacle that is still to be searched. The
         thought of this move begins with ``search_situation``.
         """
-        candidates = self._list_seen_objects(object_class)
-        if not candidates:
+        seen_objects = self._list_seen_objects(object_class)
+        if not seen_objects:
             receptacle = self.rng.choice(self._list_search_receptacles())
             return self._go_to(receptacle, f"look for {object_class}", search_situation)
         # Prefer a candidate at the agent's location (False sorts first).
-        name, receptacle = min(candidates, key=lambda candidate: candidate[1] != self.location)
-        action = action_template.format(name, receptacle)
-        return self._act_at_receptacle(receptacle, action, f"{name} in {receptacle}")
+        object_name, receptacle = min(
+            seen_objects,
+            key=lambda object_and_receptacle: object_and_receptacle[1] != self.location,
+        )
+        action = action_template.format(object_name, receptacle)
+        return self._act_at_receptacle(receptacle, action, f"{object_name} in {receptacle}")
 
     def _act_at_receptacle(self, receptacle: str, action: str, situation: str) -> Decision:
         if self.location == receptacle:
@@ -237,13 +240,13 @@ class AlfworldExpert:
 
         Prefer the receptacle of the last placed object, then a random one whose content is known.
         """
-        candidates = self._list_receptacles_of_class(receptacle_class)
-        if self.last_target_receptacle in candidates:
+        receptacles_of_class = self._list_receptacles_of_class(receptacle_class)
+        if self.last_target_receptacle in receptacles_of_class:
             return self.last_target_receptacle
         seen_receptacles = [
-            receptacle for receptacle in candidates if receptacle in self.seen_contents
+            receptacle for receptacle in receptacles_of_class if receptacle in self.seen_contents
         ]
-        return self.rng.choice(seen_receptacles or candidates)
+        return self.rng.choice(seen_receptacles or receptacles_of_class)
 
     def _go_to(self, receptacle: str, next_action: str, situation: str) -> Decision:
         return self._make_decision(

@@ -16,7 +16,7 @@ from textworld.envs.pddl import logic as pddl_logic
 from textworld.envs.pddl import textgen
 from textworld.logic import Rule, TypeHierarchy
 
-_TASK_SENTENCE = re.compile(r'(?<="rhs": ")Your task is to: (?:[^"\\]|\\.)*(?=")')
+_TASK_SENTENCE_PATTERN = re.compile(r'(?<="rhs": ")Your task is to: (?:[^"\\]|\\.)*(?=")')
 _EMPTY_TASK_SENTENCE = "Your task is to: ."
 
 parse_symbols = functools.lru_cache(maxsize=4096)(
@@ -24,7 +24,7 @@ parse_symbols = functools.lru_cache(maxsize=4096)(
 )
 parse_query = functools.lru_cache(maxsize=1024)(Rule.parse_conjunctive_query)
 # Node types in the expressions of ALFWorld's grammar: ``r.name or r.id``, ``'a ' + o.name``.
-_ALLOWED_NODES = (
+_ALLOWED_NODE_TYPES = (
     ast.Expression,
     ast.Name,
     ast.Attribute,
@@ -47,7 +47,7 @@ def _compile_expression(expression: str) -> Any:
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
         is_private_attribute = isinstance(node, ast.Attribute) and node.attr.startswith("_")
-        if is_private_attribute or not isinstance(node, _ALLOWED_NODES):
+        if is_private_attribute or not isinstance(node, _ALLOWED_NODE_TYPES):
             raise UnsafeGameError(
                 f"the grammar of a game contains the expression {expression[:80]!r}, which would "
                 "run as code; allowed: names, their attributes, texts, + and or; fix: use the game "
@@ -58,8 +58,8 @@ def _compile_expression(expression: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _parse_grammar_file(text: str) -> tuple[dict, dict]:
-    parsed: Any = pddl_logic._parse_and_convert(text, rule_name="pddlStart")
-    actions, grammar = parsed
+    actions_and_grammar: Any = pddl_logic._parse_and_convert(text, rule_name="pddlStart")
+    actions, grammar = actions_and_grammar
     return actions, dict(grammar._rules)
 
 
@@ -68,11 +68,11 @@ class CachedGameLogic(pddl_logic.GameLogic):
 
     def __init__(self, domain: str, grammar: str) -> None:
         # Remove the task sentence before parsing. Games then share one cached grammar.
-        sentence_match = _TASK_SENTENCE.search(grammar)
+        sentence_match = _TASK_SENTENCE_PATTERN.search(grammar)
         self.domain = domain
         self.types = TypeHierarchy()
         actions, rules = _parse_grammar_file(
-            _TASK_SENTENCE.sub(_EMPTY_TASK_SENTENCE, grammar) if sentence_match else grammar
+            _TASK_SENTENCE_PATTERN.sub(_EMPTY_TASK_SENTENCE, grammar) if sentence_match else grammar
         )
         self.actions = dict(actions)
         self.grammar = CachedTextGrammar()
@@ -112,8 +112,10 @@ class CachedTextGrammar(textgen.ContextSensitiveGrammar):
             return [(rhs_symbol, context) for rhs_symbol in self._choose_rule(symbol, context).rhs]
         if isinstance(symbol, textgen.EvalSymbol):
             # The expression comes from the game's file, never from a policy.
-            value = eval(_compile_expression(symbol.expression), {}, context["variables"])
-            return [(textgen.TerminalSymbol(value), context)]
+            expression_value = eval(
+                _compile_expression(symbol.expression), {}, context["variables"]
+            )
+            return [(textgen.TerminalSymbol(expression_value), context)]
         if isinstance(symbol, textgen.ConditionalSymbol):
             contexts = bind_variables(symbol.given, context) if symbol.given else [context]
             return [(symbol.expression, match_context) for match_context in contexts]

@@ -56,8 +56,8 @@ def load_domain_and_grammar() -> tuple[str, str]:
 
     The grammar contains the placeholder ``UNKNOWN GOAL`` instead of a task sentence.
     """
-    data = resources.files("alfworld") / "data"
-    return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
+    data_folder = resources.files("alfworld") / "data"
+    return (data_folder / "alfred.pddl").read_text(), (data_folder / "alfred.twl2").read_text()
 
 
 def list_scenes(task_type: str, is_validation: bool) -> list[int]:
@@ -69,11 +69,13 @@ def list_scenes(task_type: str, is_validation: bool) -> list[int]:
     scene_ranges = [
         constants.SCENE_TYPE[room_type] for room_type in sorted(constants.GOALS_VALID[task_type])
     ]
-    split_numbers = constants.TEST_SCENE_NUMBERS if is_validation else constants.TRAIN_SCENE_NUMBERS
+    split_scene_numbers = (
+        constants.TEST_SCENE_NUMBERS if is_validation else constants.TRAIN_SCENE_NUMBERS
+    )
     return [
-        number
-        for number in sorted(split_numbers)
-        if any(number in scene_range for scene_range in scene_ranges)
+        scene_number
+        for scene_number in sorted(split_scene_numbers)
+        if any(scene_number in scene_range for scene_range in scene_ranges)
     ]
 
 
@@ -157,12 +159,12 @@ def list_receptacle_names(max_receptacles: int) -> list[str]:
     Each name has a leading space.
     """
     constants = load_alfworld_constants()
-    max_counts: Counter[str] = Counter()
+    max_count_by_class: Counter[str] = Counter()
     for scene_number in {*constants.TRAIN_SCENE_NUMBERS, *constants.TEST_SCENE_NUMBERS}:
         receptacles = load_floor_plan(scene_number).receptacles
-        max_counts |= Counter(receptacle.class_name.lower() for receptacle in receptacles)
+        max_count_by_class |= Counter(receptacle.class_name.lower() for receptacle in receptacles)
     return [
         f" {class_name} {receptacle_number}"
-        for class_name, count in sorted(max_counts.items())
-        for receptacle_number in range(1, min(count, max_receptacles) + 1)
+        for class_name, max_count in sorted(max_count_by_class.items())
+        for receptacle_number in range(1, min(max_count, max_receptacles) + 1)
     ]

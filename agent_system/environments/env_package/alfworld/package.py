@@ -36,7 +36,7 @@ def make_prompts(settings: AlfworldSettings) -> Prompts:
 
 
 def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
-    """Return True if the expert derives its thoughts from the prompt and names required levels."""
+    """Return True if the expert derives thoughts from the prompt and reports ``needed_level``."""
     return settings.thoughts == "carried"
 
 

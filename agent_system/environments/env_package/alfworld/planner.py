@@ -103,8 +103,8 @@ class PddlTranslation:
 @functools.lru_cache(maxsize=MAX_CACHED_TRANSLATIONS)
 def load_pddl_translation(domain: str, problem: str, folder: Path) -> PddlTranslation:
     """Return the SAS translation of the PDDL ``problem``. It is cached as a file in ``folder``."""
-    key = hash_json([FILE_FORMAT, _get_planner_version(), domain, problem], digest_size=16)
-    path = folder / f"{key}.json"
+    cache_key = hash_json([FILE_FORMAT, _get_planner_version(), domain, problem], digest_size=16)
+    path = folder / f"{cache_key}.json"
     # The file is compressed to a twelfth of its size. The checksum of zlib detects damaged files.
     try:
         content = json.loads(zlib.decompress(base64.b85decode(path.read_text())))
@@ -167,12 +167,12 @@ def _build_translation(content: dict[str, Any]) -> PddlTranslation:
         Proposition(name, [Variable(argument, object_types[argument]) for argument in arguments])
         for name, arguments in content["facts"]
     ]
-    hierarchy = TypeHierarchy()
+    type_hierarchy = TypeHierarchy()
     parents_by_type: dict[str, list[str]] = {}
     for name, parent_types in content["types"]:
         # The translator lists the type "object" twice, from itself and from the domain. Keep the
         # first definition.
         parents_by_type.setdefault(name, parent_types)
     for name, parent_types in parents_by_type.items():
-        hierarchy.add(Type(name, parent_types))
-    return PddlTranslation(content["sas"], object_types, content["actions"], facts, hierarchy)
+        type_hierarchy.add(Type(name, parent_types))
+    return PddlTranslation(content["sas"], object_types, content["actions"], facts, type_hierarchy)

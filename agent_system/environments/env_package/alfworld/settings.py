@@ -43,17 +43,20 @@ class TaskGoal:
 
 def find_official_folder() -> Path | None:
     """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``; None if missing."""
-    root = os.environ.get("ALFWORLD_DATA")
-    games_folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
+    data_root = os.environ.get("ALFWORLD_DATA")
+    games_folder = Path(data_root).expanduser() / OFFICIAL_FOLDER if data_root else None
     return games_folder if games_folder is not None and (games_folder / "train").is_dir() else None
 
 
-def _shorten_task_types(values: object) -> object:
+def _shorten_task_types(task_types_value: object) -> object:
     """Replace official task types (``pick_and_place_simple``) by short names (``pick``)."""
-    name_list = [values] if isinstance(values, str) else values
-    if isinstance(name_list, list | tuple):
-        return tuple(SHORT_TASK_TYPES.get(value, value) for value in name_list)
-    return values
+    task_type_names = [task_types_value] if isinstance(task_types_value, str) else task_types_value
+    if isinstance(task_type_names, list | tuple):
+        return tuple(
+            SHORT_TASK_TYPES.get(task_type_name, task_type_name)
+            for task_type_name in task_type_names
+        )
+    return task_types_value
 
 
 class AlfworldSettings(PromptSettings):
@@ -96,12 +99,12 @@ class AlfworldSettings(PromptSettings):
 
     @field_validator("task_types")
     @classmethod
-    def _require_task_type(cls, names: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
-        if not names:
+    def _require_task_type(cls, task_types: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
+        if not task_types:
             raise ValueError(
                 f"no task type; allowed: any of {', '.join(get_args(TaskType))}; fix: name one"
             )
-        return names
+        return task_types
 
     @field_validator("receptacles", "objects")
     @classmethod

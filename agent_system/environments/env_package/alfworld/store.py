@@ -54,7 +54,7 @@ def list_generated_tasks(
     ``count`` replaces the number of games in the settings. All splits except ``val`` use the
     training floor plans.
     """
-    entries = GeneratedGames(settings, split, count).read_index()
+    index_entries = GeneratedGames(settings, split, count).read_index()
     return [
         {
             "task_id": f"alfworld_generated/{split}/{entry['kind']}/{entry['hash']}",
@@ -62,11 +62,11 @@ def list_generated_tasks(
             "kind": entry["kind"],
             "source": "generated",
             "split": split,
-            "count": len(entries),
+            "count": len(index_entries),
             "index": game_index,
             "hash": entry["hash"],
         }
-        for game_index, entry in enumerate(entries)
+        for game_index, entry in enumerate(index_entries)
     ]
 
 
@@ -114,26 +114,26 @@ class GeneratedGames:
         return _read_index(folder)
 
     def _write_split(self, folder: Path) -> None:
-        lines = []
-        entries = []
+        game_lines = []
+        index_entries = []
         byte_offset = 0
         with Progress(f"ALFWorld, {self.split}", self.game_count, "games") as progress:
             for game_index in range(self.game_count):
                 game = games.generate_game(self.settings, self.split, game_index)
                 line = json.dumps(game) + "\n"  # ASCII only, so a character is a byte
                 entry = {key: game[key] for key in ("hash", "kind", "scene")}
-                entries.append({**entry, "start": byte_offset, "length": len(line)})
-                lines.append(line)
+                index_entries.append({**entry, "start": byte_offset, "length": len(line)})
+                game_lines.append(line)
                 byte_offset += len(line)
                 progress.add_done()
         with atomic_write(folder / "games.jsonl") as file:
-            file.writelines(lines)
+            file.writelines(game_lines)
         with atomic_write(folder / "index.json") as file:
-            json.dump({"games": entries}, file)
+            json.dump({"games": index_entries}, file)
 
-    def read_game(self, number: int) -> dict[str, Any]:
-        """Return game ``number``. Raises ``DamagedGameError`` if it does not match its hash."""
-        entry = self.read_index()[number]
+    def read_game(self, game_index: int) -> dict[str, Any]:
+        """Return game ``game_index``. Raises ``DamagedGameError`` if it does not match its hash."""
+        entry = self.read_index()[game_index]
         with open(self.split_folder / "games.jsonl", "rb") as file:
             file.seek(entry["start"])
             line = file.read(entry["length"])
@@ -142,7 +142,7 @@ class GeneratedGames:
             if games.compute_content_hash(game) == entry["hash"]:
                 return game
         raise DamagedGameError(
-            f"game {number} of {self.split_folder} does not match its hash; fix: delete the "
+            f"game {game_index} of {self.split_folder} does not match its hash; fix: delete the "
             "folder, and the next run generates it again"
         )
 

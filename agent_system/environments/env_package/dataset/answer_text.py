@@ -40,7 +40,7 @@ _PYTHON_POWER = re.compile(r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])")
 # Bold text inside a sentence. A power, such as 2**3**2, is not bold: it has a digit or a letter in
 # front of the asterisks.
 BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?!\w)")
-_COLOR = re.compile(r"\\color\s*\{\w+\}|\\(?:textcolor\s*\{\w+\}|underline)\s*\{([^{}]*)\}")
+_COLOR_COMMAND = re.compile(r"\\color\s*\{\w+\}|\\(?:textcolor\s*\{\w+\}|underline)\s*\{([^{}]*)\}")
 _LATEX_GROUP = re.compile(r"\{([^{},]*)\}")
 _EMOJI = r"[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff]"
 _EMOJI_AT_THE_ENDS = re.compile(rf"^(?:{_EMOJI}\s*)+(?=[\w(*$])|(?<=[\w)*.$])(?:\s*{_EMOJI})+$")
@@ -81,7 +81,7 @@ def normalize_answer(text: str) -> str:
     text = _to_ascii(text).translate(_CHARACTER_REPLACEMENTS)
     text = BOLD.sub(r"\1", _HTML_TAG.sub(" ", text))
     for _ in range(MAX_MARKUP_LAYERS):
-        unwrapped_text = _COLOR.sub(r"\1", _LATEX_TEXT_COMMAND.sub(r" \1 ", text))
+        unwrapped_text = _COLOR_COMMAND.sub(r"\1", _LATEX_TEXT_COMMAND.sub(r" \1 ", text))
         if unwrapped_text == text:
             break
         text = unwrapped_text

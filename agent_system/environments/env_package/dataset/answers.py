@@ -74,7 +74,7 @@ _TRAILING_CLAUSE = re.compile(
     r"|,\s+(?:which|who|where|as)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
-_SENTENCE_LEAD = re.compile(
+_TEXT_BEFORE_ANSWER = re.compile(
     r".*(?:\b(?:is|are|was|were|be|equals?|think|believe|guess|say|choose|pick|select|with|i[ts]'s"
     r"|probably|likely|option|choice|(?:hence|thus|therefore|so),?)\b,?|'s\b|[=\uff1a]|:(?!\d)"
     r"|\s\u2014\s)(?!\s*$)\s*",
@@ -85,7 +85,7 @@ _NEGATION = re.compile(
     r"|n['\u2019]t\b|[不没非]|아니",
     re.IGNORECASE,
 )
-_OR = re.compile(r"\b(?:or|oder|ou|o|u|или)\b|或|または")
+_OR_WORD = re.compile(r"\b(?:or|oder|ou|o|u|или)\b|或|または")
 _QUOTED_TEXT = re.compile(r'"([^"]*)"[\s,}\]]*')  # a JSON string and the punctuation after it
 _CLAUSE_SEPARATOR = re.compile(r"[;,]\s|\b(?:but|so|hence|thus|therefore)\b", re.IGNORECASE)
 _INLINE_FORMULA = re.compile(r"\$([^$]+)\$|\\\(([^()]+)\\\)")
@@ -118,7 +118,7 @@ _AFTER_NUMBER = re.compile(
     r"(?:is|are|was|were)\s+(?:needed|left|required|sold|used))\b.*",
     re.IGNORECASE | re.DOTALL,
 )
-_TAG = re.compile(r"<[/|]?[a-zA-Z]\w*[/|]?>")
+_MARKUP_TAG = re.compile(r"<[/|]?[a-zA-Z]\w*[/|]?>")
 _OPTION_LINE = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]", re.MULTILINE)
 _IS_THE_ANSWER = re.compile(
     r"(?<=\S)\s+is\s+(?:the\s+)?(?:(?:correct|right|final|best)(?:\s+(?:answer|choice|one))?|answer)\b.*",
@@ -138,14 +138,14 @@ class ExtractedAnswer:
 
     ``candidate_texts`` are the readings, usually from long to short: ``is 6``, ``6``. The answer is
     right if one of them is right. ``has_answer_mark`` is True if the answer was in a mark
-    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further readings that begin with the last
-    number of a sentence: ``6 apples`` in ``so there are 6 apples``. They are compared only with a
-    ground truth that is a number.
+    (``<answer>``, ``\\boxed``, ``####``). ``number_texts`` are further readings that begin with the
+    last number of a sentence: ``6 apples`` in ``so there are 6 apples``. They are compared only
+    with a ground truth that is a number.
     """
 
     candidate_texts: tuple[str, ...]
     has_answer_mark: bool = False
-    numbers: tuple[str, ...] = ()
+    number_texts: tuple[str, ...] = ()
 
 
 def extract_answer(text: str) -> ExtractedAnswer | None:
@@ -207,7 +207,7 @@ def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) ->
         return ExtractedAnswer((mark_content,), has_answer_mark=True)
     candidate_texts = dict.fromkeys((mark_content, *inner_answer.candidate_texts))
     return ExtractedAnswer(
-        tuple(candidate_texts), has_answer_mark=True, numbers=inner_answer.numbers
+        tuple(candidate_texts), has_answer_mark=True, number_texts=inner_answer.number_texts
     )
 
 
@@ -216,7 +216,7 @@ def _find_last_answer_mark(text: str) -> tuple[str, bool] | None:
 
     Marks are ``<answer>...</answer>``, ``\boxed{...}`` (a box) and ``####``.
     """
-    marks = [
+    answer_marks = [
         (mark_end, text[start : mark_end - 1], True)
         for start, mark_end, is_box in _find_braces(text)
         if is_box and mark_end is not None
@@ -226,16 +226,16 @@ def _find_last_answer_mark(text: str) -> tuple[str, bool] | None:
         if not tag[1]:
             content_start = tag.end()
         elif content_start is not None:
-            marks.append((tag.end(), text[content_start : tag.start()], False))
+            answer_marks.append((tag.end(), text[content_start : tag.start()], False))
             content_start = None
-    marks += [(match.end(), match[1], True) for match in _BOXED_WORD.finditer(text)]
+    answer_marks += [(match.end(), match[1], True) for match in _BOXED_WORD.finditer(text)]
     text_end = len(text.rstrip())
-    marks += [
+    answer_marks += [
         (match.end(), match[1], False)
         for match in _HASH_MARK.finditer(text)
         if match[1].strip() and match.end() >= text_end
     ]
-    return max(marks)[1:] if marks else None
+    return max(answer_marks)[1:] if answer_marks else None
 
 
 def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
@@ -245,14 +245,14 @@ def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
     """
     open_braces: list[tuple[int, bool]] = []
     for brace in _BRACE.finditer(text):
-        token = brace[0]
-        if token == "}" and open_braces:
-            start, is_box = open_braces.pop()
-            yield start, brace.end(), is_box
-        elif token[-1] == "{" and token != "\\{":
-            open_braces.append((brace.end(), len(token) > 1))
-    for start, is_box in open_braces:
-        yield start, None, is_box
+        brace_text = brace[0]
+        if brace_text == "}" and open_braces:
+            content_start, is_box = open_braces.pop()
+            yield content_start, brace.end(), is_box
+        elif brace_text[-1] == "{" and brace_text != "\\{":
+            open_braces.append((brace.end(), len(brace_text) > 1))
+    for content_start, is_box in open_braces:
+        yield content_start, None, is_box
 
 
 def _remove_unclosed_answer_mark(text: str) -> str:
@@ -261,18 +261,19 @@ def _remove_unclosed_answer_mark(text: str) -> str:
     tags = list(_ANSWER_TAG.finditer(text))
     # The text has no closed mark. If its first tag is a closing one, the answer precedes this tag.
     cut_positions += [tag.start() for tag in tags[:1]]
-    for start, end, is_box in _find_braces(text):
-        if is_box and end is None:
-            cut_positions.append(text.rindex("\\", 0, start))
+    for content_start, content_end, is_box in _find_braces(text):
+        if is_box and content_end is None:
+            cut_positions.append(text.rindex("\\", 0, content_start))
     return text[: min(cut_positions)]
 
 
 def _find_announced_answer(text: str) -> str | None:
-    last_candidate = None
-    for member in _JSON_ANSWER.finditer(text):
-        last_candidate = (member.start(1), _remove_quotes(member[1]))
-    if last_candidate and _CODE_FENCE.sub("", text).lstrip().startswith(("{", "[")):
-        return last_candidate[1]  # the whole text is JSON, so no other text in it is an answer
+    last_start_and_answer = None
+    for json_member in _JSON_ANSWER.finditer(text):
+        last_start_and_answer = (json_member.start(1), _remove_quotes(json_member[1]))
+    if last_start_and_answer and _CODE_FENCE.sub("", text).lstrip().startswith(("{", "[")):
+        # The whole text is JSON, so no other text in it is an answer.
+        return last_start_and_answer[1]
     for announcement in (*_ANNOUNCEMENT.finditer(text), *_HASH_MARK.finditer(text)):
         line_start = (
             announcement.end() if announcement.re is _ANNOUNCEMENT else announcement.start(1)
@@ -283,9 +284,9 @@ def _find_announced_answer(text: str) -> str | None:
             line = quoted_match[1]
         if _NEGATION.search(announcement[0]) and announcement.re is _ANNOUNCEMENT:
             line = f"not {line}"  # for example after "the answer never is"
-        if line and (last_candidate is None or line_start > last_candidate[0]):
-            last_candidate = (line_start, line)
-    return None if last_candidate is None else last_candidate[1]
+        if line and (last_start_and_answer is None or line_start > last_start_and_answer[0]):
+            last_start_and_answer = (line_start, line)
+    return None if last_start_and_answer is None else last_start_and_answer[1]
 
 
 def _remove_quotes(value: str) -> str:
@@ -322,16 +323,16 @@ def _extract_from_last_sentence(text: str) -> ExtractedAnswer | None:
     last_sentence = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
     short_sentence = _shorten_sentence(BOLD.sub(r"\1", last_sentence))
     candidate_texts = [text, line, last_sentence, short_sentence]
-    numbers: list[str] = []
+    number_texts: list[str] = []
     for sentence in (last_sentence, short_sentence):
         last_clause = _CLAUSE_SEPARATOR.split(sentence)[-1]
-        if not _NEGATION.search(last_clause) and not _OR.search(last_clause):
-            candidate_texts.append(_SENTENCE_LEAD.sub("", sentence))
+        if not _NEGATION.search(last_clause) and not _OR_WORD.search(last_clause):
+            candidate_texts.append(_TEXT_BEFORE_ANSWER.sub("", sentence))
             formulas = [*_INLINE_FORMULA.finditer(sentence)]
             candidate_texts += [next(filter(None, match.groups())) for match in formulas[-1:]]
-            numbers += _list_last_number_texts(sentence)
+            number_texts += _list_last_number_texts(sentence)
     return ExtractedAnswer(
-        tuple(dict.fromkeys(candidate_texts)), numbers=tuple(dict.fromkeys(numbers))
+        tuple(dict.fromkeys(candidate_texts)), number_texts=tuple(dict.fromkeys(number_texts))
     )
 
 
@@ -341,7 +342,7 @@ def _list_last_number_texts(sentence: str) -> list[str]:
     The first text ends with the sentence, the second one after the number's unit. Return an empty
     list if the number is an operand, an alternative or a bound ("2 or 3", "at least 3").
     """
-    sentence = _TAG.sub(" ", sentence)
+    sentence = _MARKUP_TAG.sub(" ", sentence)
     for match in [*_NUMBER_START.finditer(sentence)][-1:]:
         if not _BEFORE_OPERAND.search(sentence[: match.start()]):
             number_text = sentence[match.start() :]

@@ -61,7 +61,7 @@ _ROOT_OR_FUNCTION = re.compile(
 )
 _UNEVALUATED_OPERATOR = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-z])|\\frac\s*\{d\}")
 _CALCULATION = re.compile(r"\d\s*(?:[-+*]|\\times|\\cdot)\s*\d")
-_RELATION = re.compile(r"[=<>]|\\(?:in|le|ge|leq|geq)(?![a-z])")
+_RELATION_SIGN = re.compile(r"[=<>]|\\(?:in|le|ge|leq|geq)(?![a-z])")
 _VARIABLES_BEFORE_VALUE = re.compile(
     r"^\(?[a-zA-Z]\w?(?:\s*,\s*[a-zA-Z]\w?)*\)?\s*(?:=|\\in(?![a-z]))\s*"
 )
@@ -73,18 +73,18 @@ _LATEX_SPELLINGS = (
     (re.compile(r"(?<![\\a-zA-Z])(pi|infty)(?![a-zA-Z])"), r"\\\1 "),
     (re.compile(r"\\?\bsqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
 )
-_REASON = re.compile(r"\b(?:because|since|as|where|when|if)\b", re.IGNORECASE)
+_REASON_WORD = re.compile(r"\b(?:because|since|as|where|when|if)\b", re.IGNORECASE)
 _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
     """Return True if one of the possible readings of ``answer`` equals the ground truth."""
     truth_text = normalize_answer(truth)
-    max_length = EXTRA_CHARACTERS + 2 * len(truth)
+    max_answer_length = EXTRA_CHARACTERS + 2 * len(truth)
     answer_texts = [
         normalize_answer(candidate_text)
         for candidate_text in answer.candidate_texts
-        if len(candidate_text) <= max_length
+        if len(candidate_text) <= max_answer_length
     ]
     if letter := _SINGLE_LETTER.fullmatch(truth_text):
         accepts_lower_case = (
@@ -107,7 +107,7 @@ def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
         return normalize_words(truth_text) in map(str.casefold, answer_verdicts)
     truth_number = _read_truth_number(truth_text)
     if truth_number is not None:
-        number_texts = [*answer_texts, *map(normalize_answer, answer.numbers)]
+        number_texts = [*answer_texts, *map(normalize_answer, answer.number_texts)]
         return any(_is_equal_number(answer_text, truth_number) for answer_text in number_texts)
     if _is_formula(truth_text):
         return any(
@@ -129,7 +129,7 @@ def canonicalize_answer(text: str) -> str | None:
     answer = extract_answer(text)
     if answer is None or len(answer.candidate_texts[-1]) > EXTRA_CHARACTERS:
         return None
-    for candidate_text in (*answer.candidate_texts, *reversed(answer.numbers)):
+    for candidate_text in (*answer.candidate_texts, *reversed(answer.number_texts)):
         number = read_number(normalize_answer(candidate_text))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
@@ -160,7 +160,7 @@ def _read_truth_number(text: str) -> WrittenNumber | None:
 
 def _is_equal_number(answer_text: str, truth: WrittenNumber) -> bool:
     # In a chain of equations (x = 1 + 2 = 3) the text after the last sign is the answer.
-    if not _REASON.search(answer_text):
+    if not _REASON_WORD.search(answer_text):
         answer_text = answer_text.rsplit("=", 1)[-1].strip()
     if truth.unit:
         answer_text = re.sub(r"(?<=\d)(?=[a-zA-Z]$)", " ", answer_text)  # read 5m as 5 m
@@ -171,8 +171,8 @@ def _is_equal_number(answer_text: str, truth: WrittenNumber) -> bool:
     is_root_or_function = _ROOT_OR_FUNCTION.search(answer_text) and not _CALCULATION.search(
         answer_text
     )
-    fraction = f"\\frac{{{truth.value.numerator}}}{{{truth.value.denominator}}}"
-    return bool(is_root_or_function) and _have_equal_values(answer_text, fraction)
+    latex_fraction = f"\\frac{{{truth.value.numerator}}}{{{truth.value.denominator}}}"
+    return bool(is_root_or_function) and _have_equal_values(answer_text, latex_fraction)
 
 
 def _is_formula(text: str) -> bool:
@@ -190,7 +190,7 @@ def _is_formula(text: str) -> bool:
 def _is_same_formula(answer_text: str, truth_text: str, remaining_depth: int) -> bool:
     if "".join(answer_text.split()) == "".join(truth_text.split()):
         return True
-    if not _RELATION.search(truth_text):
+    if not _RELATION_SIGN.search(truth_text):
         answer_text = _VARIABLES_BEFORE_VALUE.sub("", answer_text)
         answer_text = _remove_unit(answer_text)
     answer_list, truth_list = _split_list(answer_text), _split_list(truth_text)
@@ -247,7 +247,7 @@ def _are_same_members(
 ) -> bool:
     unmatched_truths = list(truth_members)
     for member in answer_members:
-        match = next(
+        matching_truth = next(
             (
                 truth_member
                 for truth_member in unmatched_truths
@@ -255,9 +255,9 @@ def _are_same_members(
             ),
             None,
         )
-        if match is None:
+        if matching_truth is None:
             return False
-        unmatched_truths.remove(match)
+        unmatched_truths.remove(matching_truth)
     return True
 
 
@@ -281,23 +281,23 @@ def _split_list(text: str) -> tuple[str, list[str]] | None:
 
 
 def _is_in_brackets(text: str) -> bool:
-    depth = 0
+    bracket_depth = 0
     for position, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
+        bracket_depth += (character in "([{") - (character in ")]}")
+        if bracket_depth == 0:
             return position == len(text) - 1
     return False
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
     """Split ``text`` at the commas that are not inside brackets."""
-    depth = start = 0
+    bracket_depth = part_start = 0
     for position, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character in ",;" and depth == 0:
-            yield text[start:position].strip()
-            start = position + 1
-    yield text[start:].strip()
+        bracket_depth += (character in "([{") - (character in ")]}")
+        if character in ",;" and bracket_depth == 0:
+            yield text[part_start:position].strip()
+            part_start = position + 1
+    yield text[part_start:].strip()
 
 
 def _are_same_words(answer_text: str, truth_text: str) -> bool:
@@ -311,20 +311,20 @@ def _are_same_words(answer_text: str, truth_text: str) -> bool:
         normalize_words(text_without_parenthesis),
     ):
         return True
-    truth_label = _LABELLED_OPTION.fullmatch(truth_text)
-    if truth_label is None:
+    truth_option = _LABELLED_OPTION.fullmatch(truth_text)
+    if truth_option is None:
         return False
-    truth_letter = (truth_label[1] or truth_label[2]).casefold()
-    truth_label_text = normalize_words(truth_label[3])
-    answer_label = _LABELLED_OPTION.fullmatch(answer_text)
-    if answer_label is not None:
-        answer_letter = (answer_label[1] or answer_label[2]).casefold()
+    truth_letter = (truth_option[1] or truth_option[2]).casefold()
+    truth_option_text = normalize_words(truth_option[3])
+    answer_option = _LABELLED_OPTION.fullmatch(answer_text)
+    if answer_option is not None:
+        answer_letter = (answer_option[1] or answer_option[2]).casefold()
         return (
-            answer_letter == truth_letter and normalize_words(answer_label[3]) == truth_label_text
+            answer_letter == truth_letter and normalize_words(answer_option[3]) == truth_option_text
         )
     return (
         _read_option_letter(answer_text, accepts_lower_case=False) == truth_letter
-        or normalize_words(answer_text) == truth_label_text
+        or normalize_words(answer_text) == truth_option_text
     )
 
 
@@ -341,8 +341,11 @@ def _have_equal_values(answer_text: str, truth_text: str) -> bool:
         _UNEVALUATED_OPERATOR.findall(truth_text)
     ):
         return False
-    for spelling, latex in _LATEX_SPELLINGS:
-        answer_text, truth_text = spelling.sub(latex, answer_text), spelling.sub(latex, truth_text)
+    for spelling_pattern, latex_replacement in _LATEX_SPELLINGS:
+        answer_text, truth_text = (
+            spelling_pattern.sub(latex_replacement, answer_text),
+            spelling_pattern.sub(latex_replacement, truth_text),
+        )
     # Hide the warning of math-verify about a missing timeout. The environment pool limits the time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse, verify

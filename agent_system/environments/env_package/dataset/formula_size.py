@@ -67,18 +67,20 @@ def _has_large_powers(formula: str) -> bool:
     bracket_exponent_product, exponent_sum, power_count = 1, 0, 0
     for power in _POWER_OPERATOR.finditer(formula):
         exponent = _read_exponent(formula, power.end())
-        numbers = re.findall(r"\d+", exponent)
-        if any(len(number) > MAX_DIGITS for number in numbers) or _has_power_tower(exponent):
+        number_texts = re.findall(r"\d+", exponent)
+        if any(len(digits) > MAX_DIGITS for digits in number_texts) or _has_power_tower(exponent):
             return True
-        exponent_product = math.prod(int(number) or 1 for number in numbers)
+        exponent_product = math.prod(int(digits) or 1 for digits in number_texts)
         power_count, exponent_sum = power_count + 1, exponent_sum + exponent_product
         if exponent_product > MAX_EXPONENT_PRODUCT or power_count > MAX_POWERS:
             return True
         if formula[: power.start()].rstrip()[-1:] in (")", "}", "]"):
             bracket_exponent_product *= exponent_product
     symbols = {symbol for symbol in _SYMBOL.findall(formula) if symbol not in _LAYOUT_COMMANDS}
-    expansion = bracket_exponent_product * len(symbols) ** 2
-    has_large_expansion = bracket_exponent_product > 1 and symbols and expansion > MAX_EXPANSION
+    num_expanded_terms = bracket_exponent_product * len(symbols) ** 2
+    has_large_expansion = (
+        bracket_exponent_product > 1 and symbols and num_expanded_terms > MAX_EXPANSION
+    )
     return (
         bracket_exponent_product > MAX_EXPONENT_PRODUCT
         or exponent_sum > MAX_EXPONENT_SUM

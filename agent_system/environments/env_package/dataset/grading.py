@@ -94,10 +94,10 @@ def read_grade(
     {'score': 0.5, 'acc': 1.0}
     """
     rewards = returned_value if isinstance(returned_value, Mapping) else {"score": returned_value}
-    context = f"{task_id}: the grader returned {str(returned_value)[:80]!r}"
+    error_context = f"{task_id}: the grader returned {str(returned_value)[:80]!r}"
     try:
         scores = {
-            reward_name: read_finite_number(value, context)
+            reward_name: read_finite_number(value, error_context)
             for reward_name, value in rewards.items()
             if is_number(value)
         }
@@ -105,16 +105,16 @@ def read_grade(
         raise InvalidGradeError(f"{error}; allowed: finite numbers") from error
     try:
         if weights:
-            scores["score"] = compute_weighted_sum(scores, weights, context)
+            scores["score"] = compute_weighted_sum(scores, weights, error_context)
         if "score" not in scores:
             raise InvalidGradeError(
-                f"{context}; allowed: a finite number, or a dictionary with one as score; fix: "
-                "return such a value, or name the rewards of the dictionary in "
+                f"{error_context}; allowed: a finite number, or a dictionary with one as score; "
+                "fix: return such a value, or name the rewards of the dictionary in "
                 "reward_model.weights"
             )
         is_success = is_full_score(scores["score"])
         if "acc" in rewards:
-            is_success = read_flag(rewards["acc"], f"{context}, 'acc'")
+            is_success = read_flag(rewards["acc"], f"{error_context}, 'acc'")
     except ValueError as error:
         raise InvalidGradeError(str(error)) from error
     return Grade(scores["score"], is_success, scores if isinstance(returned_value, Mapping) else {})

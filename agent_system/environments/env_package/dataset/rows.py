@@ -31,15 +31,15 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
     file is set, a file cannot be read, or a row is invalid.
     """
     files = settings.val_files if split == "val" else settings.train_files
-    key = f"{section}.{split}_files"
+    files_key = f"{section}.{split}_files"
     if not files:
         raise InvalidRowError(
-            f"{key}=[] names no file of {split} prompts; allowed: Parquet or JSON-lines "
-            f"files; fix: set {key}=[FILE] (or env.{NAME}.{split}_files)",
+            f"{files_key}=[] names no file of {split} prompts; allowed: Parquet or JSON-lines "
+            f"files; fix: set {files_key}=[FILE] (or env.{NAME}.{split}_files)",
             "missing_key",
         )
     rows = (
-        read_table(key, files)
+        read_table(files_key, files)
         if settings.custom_cls.path is None
         else _read_custom_class_rows(settings, files)
     )
@@ -48,27 +48,27 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
 
 def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
     """Yield the rows of the user-provided data set class ``settings.custom_cls``."""
-    path, name = settings.custom_cls.path, settings.custom_cls.name or ""
-    class_source = f"{CLASS_NAME_KEY}={name!r}"
+    path, class_name = settings.custom_cls.path, settings.custom_cls.name or ""
+    class_source = f"{CLASS_NAME_KEY}={class_name!r}"
     allowed = "allowed: a class called with the files, with a length and that many rows"
     try:
-        rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
-        count = len(rows)
+        rows = load_function(str(path), class_name, "env.dataset.custom_cls")(list(files))
+        num_rows = len(rows)
     except USER_CODE_ERRORS as error:  # user-provided code
-        why = describe_error(error)
-        message = f"{class_source}: {why}; {allowed}; fix: correct the class"
+        error_text = describe_error(error)
+        message = f"{class_source}: {error_text}; {allowed}; fix: correct the class"
         raise InvalidRowError(message, "failed_call") from error
-    if not count:
+    if not num_rows:
         message = f"{class_source}: no row; {allowed}; fix: correct the class or its files"
         raise InvalidRowError(message, "no_rows")
-    for index in range(count):
+    for index in range(num_rows):
         try:
             row = rows[index]
             # Convert rows of pandas, which are not mappings.
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
         except USER_CODE_ERRORS as error:  # user-provided code
             raise InvalidRowError(
-                f"{class_source}: row {index} of {count}: {describe_error(error)}; {allowed}; "
+                f"{class_source}: row {index} of {num_rows}: {describe_error(error)}; {allowed}; "
                 "fix: correct the class",
                 "failed_call",
             ) from error
@@ -87,9 +87,10 @@ def _make_task(row: DataRow, row_id: str, settings: DatasetSettings) -> Task:
         except ValueError as error:
             problem = f"or reward_model.ground_truth holds {str(truth)[:80]!r}"
             allowed = "a text, a number, a list of these, or a dictionary of aliases"
-            columns = ", ".join(map(str, row.cells))
+            column_names = ", ".join(map(str, row.cells))
             fix = (
-                f"one of the columns {columns} under that name, or custom_reward_function.path=FILE"
+                f"one of the columns {column_names} under that name, or "
+                "custom_reward_function.path=FILE"
             )
             raise row.make_error("ground_truth", problem, allowed, fix) from error
     return {

@@ -51,7 +51,7 @@ _SIGN_WORD = re.compile(r"(?:minus|negative)\s+(?=[\d.$])", re.IGNORECASE)
 _REMARK = re.compile(r"(?P<number>.*[^\s(])\s*\((?P<remark>[^()]*)\)", re.DOTALL)
 _REMARK_WORDS = re.compile(r"(?=.*[^\W\d_]{2})[^-+*/^=\\]*", re.DOTALL)
 _MIXED_NUMBER = re.compile(r"(.+) and a (half|third|quarter)\b(.*)", re.DOTALL)
-_RATE = re.compile(r"\s*(?:/|per\s|each\b|an?\s).*", re.IGNORECASE | re.DOTALL)
+_RATE_SUFFIX = re.compile(r"\s*(?:/|per\s|each\b|an?\s).*", re.IGNORECASE | re.DOTALL)
 # Spellings of units of several words.
 _UNIT_SPELLINGS = (
     (re.compile(r"per\s+cent\b|pct\b", re.IGNORECASE), "%"),
@@ -126,25 +126,25 @@ def read_number(text: str) -> WrittenNumber | None:
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
     if match := _REMARK.fullmatch(text):
-        number, remark = read_number(match["number"]), read_number(match["remark"])
-        is_same = number and remark and number.value == remark.value
-        return number if is_same or _REMARK_WORDS.fullmatch(match["remark"]) else None
+        number, remark_number = read_number(match["number"]), read_number(match["remark"])
+        is_same_value = number and remark_number and number.value == remark_number.value
+        return number if is_same_value or _REMARK_WORDS.fullmatch(match["remark"]) else None
     return _read_number_words(text) or _read_digits(text)
 
 
-def is_same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
+def is_same_number(answer_number: WrittenNumber, truth: WrittenNumber) -> bool:
     """Return True if both are the same number and their units do not contradict each other.
 
     A missing unit matches any unit. Without a unit, both 50 and 0.5 equal 50%.
     """
-    if given.unit and truth.unit and given.unit != truth.unit:
+    if answer_number.unit and truth.unit and answer_number.unit != truth.unit:
         return False
-    value_pairs = [(given.value, truth.value)]
-    if truth.unit == "%" != given.unit:
-        value_pairs.append((given.value, truth.value / 100))
-    if given.unit == "%" != truth.unit:
-        value_pairs.append((given.value / 100, truth.value))
-    are_exact = given.is_exact and truth.is_exact
+    value_pairs = [(answer_number.value, truth.value)]
+    if truth.unit == "%" != answer_number.unit:
+        value_pairs.append((answer_number.value, truth.value / 100))
+    if answer_number.unit == "%" != truth.unit:
+        value_pairs.append((answer_number.value / 100, truth.value))
+    are_exact = answer_number.is_exact and truth.is_exact
     return any(
         _are_equal_or_close(given_value, true_value, are_exact)
         for given_value, true_value in value_pairs
@@ -177,16 +177,16 @@ def _read_digits(text: str) -> WrittenNumber | None:
 def _read_fraction(groups: dict[str, str | None]) -> Fraction | None:
     numerator = int(groups["top"] or groups["t"] or groups["above"] or "")
     denominator = int(groups["bottom"] or groups["b"] or groups["below"] or "")
-    whole = int(groups["whole"] or groups["mixed"] or "0")
-    return whole + Fraction(numerator, denominator) if denominator else None
+    whole_part = int(groups["whole"] or groups["mixed"] or "0")
+    return whole_part + Fraction(numerator, denominator) if denominator else None
 
 
 def _read_decimal(groups: dict[str, str | None]) -> Fraction | None:
-    power = int(groups["power"] or groups["ten"] or 0)
-    if abs(power) > MAX_NUMBER_LENGTH:
+    power_of_ten = int(groups["power"] or groups["ten"] or 0)
+    if abs(power_of_ten) > MAX_NUMBER_LENGTH:
         return None
     digits = re.sub(r"[, _']", "", groups["plain"] or "")
-    return Fraction(digits) * Fraction(10) ** power
+    return Fraction(digits) * Fraction(10) ** power_of_ten
 
 
 def _read_unit(text_after_number: str, currency_sign: str) -> tuple[int, str] | None:
@@ -204,24 +204,24 @@ def _read_unit(text_after_number: str, currency_sign: str) -> tuple[int, str] | 
         factor *= 10 ** _CHINESE_POWERS[text_after_number[0]]
         text_after_number = text_after_number[1:]
     words = text_after_number.split()
-    powers = _POWERS_AFTER_DIGITS | (_POWERS_AFTER_CURRENCY if currency_sign else {})
-    while words and words[0].casefold() in powers:
-        factor *= 10 ** powers[words.pop(0).casefold()]
-    unit_text = _RATE.sub("", " ".join(words)) if currency_sign else " ".join(words)
+    power_by_word = _POWERS_AFTER_DIGITS | (_POWERS_AFTER_CURRENCY if currency_sign else {})
+    while words and words[0].casefold() in power_by_word:
+        factor *= 10 ** power_by_word[words.pop(0).casefold()]
+    unit_text = _RATE_SUFFIX.sub("", " ".join(words)) if currency_sign else " ".join(words)
     unit = _normalize_unit(unit_text, is_after_space) if unit_text else ""
     if unit is None:
         return None
-    currency = UNIT_NAMES.get(currency_sign, "")
-    if unit and currency and unit != currency:
+    currency_name = UNIT_NAMES.get(currency_sign, "")
+    if unit and currency_name and unit != currency_name:
         return None
-    return factor, unit or currency
+    return factor, unit or currency_name
 
 
 def _normalize_unit(text: str, is_after_space: bool) -> str | None:
-    for spelling, replacement in _UNIT_SPELLINGS:
-        text = spelling.sub(replacement, text)
+    for spelling_pattern, replacement in _UNIT_SPELLINGS:
+        text = spelling_pattern.sub(replacement, text)
     # Marks are vowel signs of Indian languages. They do not count as letters in a pattern.
-    text = "".join(letter for letter in text if unicodedata.category(letter)[0] != "M")
+    text = "".join(character for character in text if unicodedata.category(character)[0] != "M")
     unit = UNIT_NAMES.get(text.casefold()) or UNIT_NAMES.get(text.casefold().rstrip("s"))
     letter_words = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
     if unit is not None and (is_after_space or not re.fullmatch(r"[a-zA-Z]", text)):
@@ -229,12 +229,12 @@ def _normalize_unit(text: str, is_after_space: bool) -> str | None:
     # A single letter is a variable, and a word such as "pi" is a factor. Neither is a unit.
     is_variable = bool(re.match(r"[a-z\u03b1-\u03c9]$", "".join(letter_words[:1])))
     # A symbol of a unit before further words or signs: "2.5 m long", "2.5 m^2".
-    is_symbol = is_after_space and len(text) > 1 and "".join(letter_words[:1]) in UNIT_NAMES
+    is_unit_symbol = is_after_space and len(text) > 1 and "".join(letter_words[:1]) in UNIT_NAMES
     if text.casefold() == "times":
         return "times"
     if (
         not letter_words
-        or (is_variable and not text.startswith("°") and not is_symbol)
+        or (is_variable and not text.startswith("°") and not is_unit_symbol)
         or _NON_UNIT_WORDS.intersection(letter_words)
         or re.search(r"\s\d", text)  # another number: 42% of 100
     ):
@@ -245,8 +245,8 @@ def _normalize_unit(text: str, is_after_space: bool) -> str | None:
 
 
 def _get_unit_name(match: re.Match[str]) -> str:
-    word = match[0].rstrip("s") or match[0]
-    return UNIT_NAMES.get(match[0]) or UNIT_NAMES.get(word, word)
+    singular_word = match[0].rstrip("s") or match[0]
+    return UNIT_NAMES.get(match[0]) or UNIT_NAMES.get(singular_word, singular_word)
 
 
 def _read_number_words(text: str) -> WrittenNumber | None:
@@ -258,8 +258,8 @@ def _read_number_words(text: str) -> WrittenNumber | None:
         words[0] = "one"
     if words[:1] and words[0] in _POWERS_OF_TEN:
         words.insert(0, "one")
-    if mixed := _MIXED_NUMBER.fullmatch(" ".join(words)):
-        return _read_mixed_number(mixed, -1 if is_negative else 1)
+    if mixed_match := _MIXED_NUMBER.fullmatch(" ".join(words)):
+        return _read_mixed_number(mixed_match, -1 if is_negative else 1)
     denominator = _DENOMINATORS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if (
         denominator
@@ -270,35 +270,37 @@ def _read_number_words(text: str) -> WrittenNumber | None:
         return WrittenNumber(-value if is_negative else value)
     if not words or words[0] not in _VALUES_BELOW_100:
         return None
-    total = thousands_group = word_count = 0
+    total = value_below_1000 = num_number_words = 0
     for word in words:
         if word in _VALUES_BELOW_100:
-            thousands_group += _VALUES_BELOW_100[word]
+            value_below_1000 += _VALUES_BELOW_100[word]
         elif word == "hundred":
-            thousands_group *= 100
+            value_below_1000 *= 100
         elif word in _POWERS_OF_TEN:
-            total, thousands_group = total + thousands_group * 10 ** _POWERS_OF_TEN[word], 0
+            total, value_below_1000 = total + value_below_1000 * 10 ** _POWERS_OF_TEN[word], 0
         elif word != "and":
             break
-        word_count += 1
-    unit_text = " ".join(words[word_count:])
+        num_number_words += 1
+    unit_text = " ".join(words[num_number_words:])
     unit = _normalize_unit(unit_text, is_after_space=True) if unit_text else ""
     if (
         unit is None
-        or words[word_count - 1] == "and"
-        or not _are_tens_before_ones(words[:word_count])
+        or words[num_number_words - 1] == "and"
+        or not _are_tens_before_ones(words[:num_number_words])
     ):
         return None
-    value = Fraction(total + thousands_group)
+    value = Fraction(total + value_below_1000)
     return WrittenNumber(-value if is_negative else value, unit)
 
 
 def _read_mixed_number(match: re.Match[str], sign: int) -> WrittenNumber | None:
     """Return the number in a match of ``_MIXED_NUMBER``: "two and a half hours"."""
-    whole = _read_number_words(f"{match[1]} {match[3]}")
-    if whole is None:
+    whole_part = _read_number_words(f"{match[1]} {match[3]}")
+    if whole_part is None:
         return None
-    return WrittenNumber(sign * (whole.value + Fraction(1, _DENOMINATORS[match[2]])), whole.unit)
+    return WrittenNumber(
+        sign * (whole_part.value + Fraction(1, _DENOMINATORS[match[2]])), whole_part.unit
+    )
 
 
 def _are_tens_before_ones(words: list[str]) -> bool:

@@ -60,8 +60,8 @@ def format_step_results(results: Sequence[str], level: int) -> str:
 
 def make_demonstration_cache_key(settings: ExamSettings) -> list[Any]:
     """Return the values that determine the demonstrations (``Expert.key``)."""
-    included = {"generators", "options", "task_seed", "demonstrated_questions", "prompt"}
-    return [NAME, EXPERT.version, settings.model_dump(mode="json", include=included)]
+    key_settings = {"generators", "options", "task_seed", "demonstrated_questions", "prompt"}
+    return [NAME, EXPERT.version, settings.model_dump(mode="json", include=key_settings)]
 
 
 def list_single_token_texts(_settings: ExamSettings) -> list[str]:

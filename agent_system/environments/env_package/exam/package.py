@@ -52,8 +52,8 @@ class ExamEnv(QuestionSeries[dict[str, Any]]):
         return solution.answer_form.fullmatch(answer) is not None
 
     def is_right(self, question: dict[str, Any], answer: str) -> bool:
-        generator = solve_question(question["question"]).generator
-        return self._questions_by_generator[generator].score_answer(answer, question) >= 1.0
+        generator_name = solve_question(question["question"]).generator
+        return self._questions_by_generator[generator_name].score_answer(answer, question) >= 1.0
 
     def make_question_observation(
         self, question: dict[str, Any], number: int, count: int

@@ -48,15 +48,17 @@ def generate_questions(
     questions_by_generator = load_questions_by_generator(settings)
     rng = random.Random(seed)
     while True:
-        name = rng.choice(settings.generators)
-        number = rng.randrange(QUESTION_NUMBERS)
+        generator_name = rng.choice(settings.generators)
+        question_number = rng.randrange(QUESTION_NUMBERS)
         # Redraw only the number, so that all generators have the same share of the questions.
         while (
-            is_validation_question(questions_by_generator[name][number]["question"])
+            is_validation_question(
+                questions_by_generator[generator_name][question_number]["question"]
+            )
             != is_validation
         ):
-            number = rng.randrange(QUESTION_NUMBERS)
-        yield name, number
+            question_number = rng.randrange(QUESTION_NUMBERS)
+        yield generator_name, question_number
 
 
 def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
@@ -64,8 +66,8 @@ def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
 
     With few questions per episode, several tasks may have the same questions.
     """
-    count = settings.count_configured_tasks(split)
-    return make_task_ids_unique(generate_tasks(settings, split, count, settings.questions))
+    num_tasks = settings.count_configured_tasks(split)
+    return make_task_ids_unique(generate_tasks(settings, split, num_tasks, settings.questions))
 
 
 def generate_tasks(
@@ -82,11 +84,16 @@ def generate_tasks(
     tasks = []
     for _ in range(task_count):
         questions = [list(question) for question in islice(drawn_questions, questions_per_task)]
-        digest = hashlib.blake2b(repr(questions).encode(), digest_size=8).hexdigest()
-        tasks.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "questions": questions})
+        questions_hash = hashlib.blake2b(repr(questions).encode(), digest_size=8).hexdigest()
+        tasks.append(
+            {"task_id": f"{NAME}/{questions_hash}", "data_source": NAME, "questions": questions}
+        )
     return tasks
 
 
 def load_task_questions(questions: Mapping[str, Questions], task: Task) -> list[dict[str, Any]]:
     """Return the questions of ``task`` with answers and metadata."""
-    return [questions[name][number] for name, number in task["questions"]]
+    return [
+        questions[generator_name][question_number]
+        for generator_name, question_number in task["questions"]
+    ]

@@ -17,7 +17,7 @@ DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class ExamSettings(PromptSettings):
-    """Number and generators of the questions."""
+    """Settings of the exam: number and generators of the questions, and number of tasks."""
 
     questions: PositiveInt = 8
     """questions per episode; all must be answered right"""
@@ -32,13 +32,13 @@ class ExamSettings(PromptSettings):
     task_seed: Seed = 0
     """seed of the questions, independent of the seed of the run"""
     demonstrated_questions: PositiveInt = 1
-    """questions per demonstrated episode; 1 fits env.history=window with history_length=0"""
+    """questions per demonstrated episode; env.history=window with history_length=0 needs 1"""
 
     @field_validator("generators")
     @classmethod
     def _check_generators(cls, generators: tuple[str, ...]) -> tuple[str, ...]:
-        unsolved = [name for name in generators if name not in SOLVERS]
-        if unsolved or not generators or len(set(generators)) < len(generators):
+        generators_without_solver = [name for name in generators if name not in SOLVERS]
+        if generators_without_solver or not generators or len(set(generators)) < len(generators):
             reason = "demonstrations need a solver of each generator, and no generator twice"
             allowed = f"one or more of {', '.join(SOLVERS)}"
             raise InvalidSettingError("generators", reason, allowed, "[color_cube_rotation]")

@@ -62,25 +62,25 @@ def solve_cube(text: str) -> Solution | None:
     target_match = _TARGET_PATTERN.search(text)
     if target_match is None:
         return None
-    colors = {side: color for color, side in _COLOR_PATTERN.findall(text)}
+    color_by_side = {side: color for color, side in _COLOR_PATTERN.findall(text)}
     rotations_start = [match.end() for match in _COLOR_PATTERN.finditer(text)][-1]
     rotations = _ROTATION_PATTERN.findall(text, rotations_start, target_match.start())
-    target = target_match[1]
-    first_state = " ".join(colors[side] for side in SIDES)
+    target_side = target_match[1]
+    start_colors = " ".join(color_by_side[side] for side in SIDES)
     results = []
     for rotation in rotations:
-        previous_colors = dict(colors)
+        previous_colors = dict(color_by_side)
         for cycle in ROTATION_CYCLES[rotation]:
             for side, next_side in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-                colors[side] = previous_colors[next_side]
-        results.append(" ".join(colors[side] for side in SIDES))
+                color_by_side[side] = previous_colors[next_side]
+        results.append(" ".join(color_by_side[side] for side in SIDES))
     return Solution(
         "color_cube_rotation",
-        f"cube {first_state}{add_step_numbers(rotations)} ? {target}",
+        f"cube {start_colors}{add_step_numbers(rotations)} ? {target_side}",
         tuple(results),
-        colors[target],
-        re.compile("|".join(colors.values())),
-        tuple(sorted(colors.values())),
+        color_by_side[target_side],
+        re.compile("|".join(color_by_side.values())),
+        tuple(sorted(color_by_side.values())),
     )
 
 
@@ -89,13 +89,18 @@ def solve_sum(text: str) -> Solution | None:
     match = _SUM_PATTERN.search(text)
     if match is None:
         return None
-    first_term, *parts = match[1].split()
-    operations = [f"{sign} {term}" for sign, term in zip(parts[::2], parts[1::2], strict=True)]
+    first_term, *signs_and_terms = match[1].split()
+    operations = [
+        f"{sign} {term}"
+        for sign, term in zip(signs_and_terms[::2], signs_and_terms[1::2], strict=True)
+    ]
     signed_terms = [int(operation.replace(" ", "")) for operation in operations]
-    sums = list(accumulate(signed_terms, initial=int(first_term)))
+    partial_sums = list(accumulate(signed_terms, initial=int(first_term)))
     # A sum of one term has no operation; its only result is the term.
     return _build_integer_solution(
-        "chain_sum", f"sum {first_term}{add_step_numbers(operations)}", sums[1:] or sums
+        "chain_sum",
+        f"sum {first_term}{add_step_numbers(operations)}",
+        partial_sums[1:] or partial_sums,
     )
 
 
@@ -109,16 +114,18 @@ def solve_count(text: str) -> Solution | None:
         return None
     letter = match[1]
     words = match[2].lower().split()
-    counts = list(accumulate(word.count(letter) for word in words))
+    cumulative_counts = list(accumulate(word.count(letter) for word in words))
     spelled_words = [" ".join(word) for word in words]
     return _build_integer_solution(
-        "letter_counting", f"count {letter}{add_step_numbers(spelled_words)}", counts
+        "letter_counting", f"count {letter}{add_step_numbers(spelled_words)}", cumulative_counts
     )
 
 
-def _build_integer_solution(generator: str, short_question: str, values: list[int]) -> Solution:
-    results = tuple(map(str, values))
-    choices = range(values[-1] - CHOICE_RADIUS, values[-1] + CHOICE_RADIUS + 1)
+def _build_integer_solution(
+    generator: str, short_question: str, step_values: list[int]
+) -> Solution:
+    results = tuple(map(str, step_values))
+    choices = range(step_values[-1] - CHOICE_RADIUS, step_values[-1] + CHOICE_RADIUS + 1)
     return Solution(
         generator, short_question, results, results[-1], INTEGER_PATTERN, tuple(map(str, choices))
     )

@@ -31,7 +31,7 @@ class LakeExpert:
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
         self.noise = episode.noise
-        self.last_action = LastActionText()
+        self.last_action_text = LastActionText()
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
@@ -42,7 +42,7 @@ class LakeExpert:
         decision = Decision(
             action=path[0],
             situation=f"free {' '.join(safe_moves)}",
-            tried=self.last_action.text,
+            tried=self.last_action_text.text,
             plan=" ".join(path),
         )
         useless_moves = [
@@ -56,13 +56,13 @@ class LakeExpert:
     def observe(self, action: str, observation: Observation) -> None:
         old_position = self.position
         self._read_observation(observation)
-        self.last_action.add(action, worked=self.position != old_position)
+        self.last_action_text.add(action, worked=self.position != old_position)
 
     def _find_shortest_path(self, cell: Cell) -> list[str] | None:
         return find_shortest_path(
             cell,
             self._list_safe_moves,
-            lambda visited: self.symbols_by_cell[visited] == GOAL_SYMBOL,
+            lambda visited_cell: self.symbols_by_cell[visited_cell] == GOAL_SYMBOL,
             MAX_CELLS,
         )
 

@@ -67,9 +67,11 @@ class FrozenLakeTextEnv(Env):
             observation = self._make_observation("That is not possible here.\n")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
         _, reward, done, _, _ = self._gym_env.step(list(MOVES).index(action))
-        won = bool(reward > 0)
-        message = "You reached the goal.\n" if won else "You fell into a hole.\n" if done else ""
-        info = {"won": won, "is_action_valid": True}
+        is_success = bool(reward > 0)
+        message = (
+            "You reached the goal.\n" if is_success else "You fell into a hole.\n" if done else ""
+        )
+        info = {"won": is_success, "is_action_valid": True}
         return self._make_observation(message), float(reward), bool(done), info
 
     def _get_agent_cell(self) -> tuple[int, int]:
@@ -81,11 +83,11 @@ class FrozenLakeTextEnv(Env):
         if self.settings.slippery:
             return list(MOVES)
         row, column = self._get_agent_cell()
-        indices = range(len(self._map_rows))
+        cell_indices = range(len(self._map_rows))
         return [
             move
             for move, (row_offset, column_offset) in MOVES.items()
-            if row + row_offset in indices and column + column_offset in indices
+            if row + row_offset in cell_indices and column + column_offset in cell_indices
         ]
 
     def _make_observation(self, message: str) -> Observation:
@@ -106,42 +108,45 @@ def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Return one task per distinct map. Small lakes have fewer maps than the settings request."""
     maps = _generate_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings are hashable
     return [
-        {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
-        for rows in maps
+        {"task_id": f"{NAME}/{'-'.join(map_rows)}", "data_source": NAME, "map": list(map_rows)}
+        for map_rows in maps
     ]
 
 
 @lru_cache(maxsize=4)
 def _generate_maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
-    map_counts = {"train": settings.train_maps, "val": settings.val_maps}
+    max_maps_by_split = {"train": settings.train_maps, "val": settings.val_maps}
     maps_by_split: dict[str, dict[tuple[str, ...], None]] = {"train": {}, "val": {}}
     map_number = last_new_map_number = 0
     while map_number < last_new_map_number + MAX_DRAWS_WITHOUT_NEW_MAP and any(
-        len(maps_by_split[split]) < map_counts[split] for split in map_counts
+        len(maps_by_split[split]) < max_maps_by_split[split] for split in max_maps_by_split
     ):
-        rows = _generate_map(
+        map_rows = _generate_map(
             settings, random.Random(derive_seed(NAME, settings.map_seed, map_number))
         )
         # Choose the split by a hash of the map: different map numbers may give the same map.
-        split = "train" if derive_seed(NAME, *rows) % VAL_DIVISOR else "val"
+        split = "train" if derive_seed(NAME, *map_rows) % VAL_DIVISOR else "val"
         map_number += 1
-        if len(maps_by_split[split]) < map_counts[split] and rows not in maps_by_split[split]:
-            maps_by_split[split][rows] = None
+        if (
+            len(maps_by_split[split]) < max_maps_by_split[split]
+            and map_rows not in maps_by_split[split]
+        ):
+            maps_by_split[split][map_rows] = None
             last_new_map_number = map_number
     return {split: list(maps) for split, maps in maps_by_split.items()}
 
 
 def _generate_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]:
-    size = settings.size
+    side_length = settings.size
     # Draw again if no path leads to the goal. With the bounds of ``frozen`` this is rare.
     while True:
         rows_of_symbols = [
-            ["F" if rng.random() < settings.frozen else "H" for _ in range(size)]
-            for _ in range(size)
+            ["F" if rng.random() < settings.frozen else "H" for _ in range(side_length)]
+            for _ in range(side_length)
         ]
         rows_of_symbols[0][0] = "S"
         rows_of_symbols[-1][-1] = "G"
-        if rules.is_valid(rows_of_symbols, size):
+        if rules.is_valid(rows_of_symbols, side_length):
             return tuple(map("".join, rows_of_symbols))
 
 

@@ -19,9 +19,9 @@ _DRAWN_SIGNS = str.maketrans("SFH", "..O")
 
 def draw_map(rows: Sequence[str], agent_cell: Cell) -> str:
     """Return gymnasium's map with the agent, one row per line, and spaces between the signs."""
-    symbols = [list(row.translate(_DRAWN_SIGNS)) for row in rows]
-    symbols[agent_cell[0]][agent_cell[1]] = AGENT_SYMBOL
-    return "\n".join(" ".join(line) for line in symbols)
+    symbol_rows = [list(row.translate(_DRAWN_SIGNS)) for row in rows]
+    symbol_rows[agent_cell[0]][agent_cell[1]] = AGENT_SYMBOL
+    return "\n".join(" ".join(line) for line in symbol_rows)
 
 
 def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
@@ -49,13 +49,13 @@ def append_map_description(text: str) -> str:
 def shorten_observation(text: str) -> str:
     """Return row, column and neighbours: ``1 2: left hole, down ice, right edge, up ice``."""
     text_above, cells = parse_drawn_map(text)
-    position = next((cell for cell, symbol in cells.items() if symbol == AGENT_SYMBOL), None)
-    if position is None:
+    agent_cell = next((cell for cell, symbol in cells.items() if symbol == AGENT_SYMBOL), None)
+    if agent_cell is None:
         return text
     neighbour_texts = []
     for direction, (row_offset, column_offset) in MOVES.items():
-        symbol = cells.get((position[0] + row_offset, position[1] + column_offset))
+        symbol = cells.get((agent_cell[0] + row_offset, agent_cell[1] + column_offset))
         neighbour_texts.append(
             f"{direction} {'edge' if symbol is None else _CELL_NAMES.get(symbol, 'ice')}"
         )
-    return f"{text_above}{position[0]} {position[1]}: {', '.join(neighbour_texts)}"
+    return f"{text_above}{agent_cell[0]} {agent_cell[1]}: {', '.join(neighbour_texts)}"

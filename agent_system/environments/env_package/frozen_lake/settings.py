@@ -9,7 +9,7 @@ from verl.config.settings import PositiveInt, Seed
 
 
 class LakeSettings(PromptSettings):
-    """Size, slipperiness and number of the lakes."""
+    """Settings of the lakes: size, share of ice, slipperiness, and number of maps."""
 
     size: Annotated[int, Ge(3), Le(16)] = 4
     """cells per side of the lake"""

@@ -23,7 +23,7 @@ GRID_PREFIXES = ("MiniGrid-", "BabyAI-")
 # Environments that are not listed: they need imageio and networkx, and take seconds to build.
 EXCLUDED_PREFIXES = ("MiniGrid-WFC-",)
 MAX_VECTOR_SIZE = 32  # maximum size of a vector observation that is shown as numbers
-_VERSION = re.compile(r"^(.*)-v(\d+)$")
+_VERSIONED_ID_PATTERN = re.compile(r"^(.*)-v(\d+)$")
 
 
 class NoTextDescriptionError(ValueError):
@@ -38,15 +38,17 @@ def list_env_ids() -> list[str]:
     import gymnasium
 
     _register_grid_envs()
-    newest_versions: dict[str, int] = {}
-    for name in gymnasium.registry:
-        match = _VERSION.match(name)
-        if match and name.startswith(GRID_PREFIXES) and not name.startswith(EXCLUDED_PREFIXES):
+    newest_version_by_name: dict[str, int] = {}
+    for env_id in gymnasium.registry:
+        match = _VERSIONED_ID_PATTERN.match(env_id)
+        if match and env_id.startswith(GRID_PREFIXES) and not env_id.startswith(EXCLUDED_PREFIXES):
             base_name, version = match.groups()
-            newest_versions[base_name] = max(newest_versions.get(base_name, 0), int(version))
+            newest_version_by_name[base_name] = max(
+                newest_version_by_name.get(base_name, 0), int(version)
+            )
     return [
         *sorted(TOY_DESCRIPTIONS),
-        *sorted(f"{base_name}-v{version}" for base_name, version in newest_versions.items()),
+        *sorted(f"{base_name}-v{version}" for base_name, version in newest_version_by_name.items()),
     ]
 
 
@@ -93,11 +95,13 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     observation_space = gym_env.observation_space
     gym_env.close()
     if settings.env_id.startswith(GRID_PREFIXES):
-        known_description = make_grid_description(action_count)
+        packaged_description = make_grid_description(action_count)
     else:
-        known_description = TOY_DESCRIPTIONS.get(settings.env_id)
+        packaged_description = TOY_DESCRIPTIONS.get(settings.env_id)
     action_names = settings.actions or (
-        known_description.actions if known_description else list(map(str, range(action_count)))
+        packaged_description.actions
+        if packaged_description
+        else list(map(str, range(action_count)))
     )
     if len(action_names) != action_count or first_action_number != 0:
         raise NoTextDescriptionError(
@@ -106,7 +110,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
             f"{first_action_number}; allowed: {action_count} names, counted from 0; "
             f"fix: env.{NAME}.actions=[{','.join(f'a{n}' for n in range(action_count))}]"
         )
-    base_description = known_description or TextDescription(
+    base_description = packaged_description or TextDescription(
         _format_numbers, action_names, f"You act in the environment {settings.env_id}."
     )
     describe_function = base_description.describe
@@ -131,15 +135,15 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     )
 
 
-def _format_numbers(value: Any, *_info_and_env: object) -> str:
+def _format_numbers(observation: Any, *_info_and_env: object) -> str:
     """Return the numbers in an observation as text: the default of ``describe``."""
-    if isinstance(value, Mapping):
-        return "; ".join(f"{key}: {_format_numbers(item)}" for key, item in value.items())
-    if isinstance(value, tuple | list):
-        return "; ".join(map(_format_numbers, value))
-    if getattr(value, "ndim", 0):
-        return " ".join(f"{float(number):.4g}" for number in value)
-    return str(value)
+    if isinstance(observation, Mapping):
+        return "; ".join(f"{key}: {_format_numbers(item)}" for key, item in observation.items())
+    if isinstance(observation, tuple | list):
+        return "; ".join(map(_format_numbers, observation))
+    if getattr(observation, "ndim", 0):
+        return " ".join(f"{float(number):.4g}" for number in observation)
+    return str(observation)
 
 
 def _has_text_description(observation_space: object) -> bool:

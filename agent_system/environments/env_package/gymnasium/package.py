@@ -32,7 +32,7 @@ class GymnasiumEnv:
     def __init__(self, settings: GymnasiumSettings) -> None:
         import numpy
 
-        self._make_generator = numpy.random.default_rng
+        self._make_random_generator = numpy.random.default_rng
         self.settings = settings
         self.gym_env = gym_envs.make_gym_env(settings)
         self.description = gym_envs.make_text_description(settings)
@@ -51,7 +51,7 @@ class GymnasiumEnv:
         # Some environments print to standard output while they generate a level.
         with contextlib.redirect_stdout(io.StringIO()):
             self._observation, self._info = self.gym_env.reset(seed=task["reset_seed"])
-        self.gym_env.unwrapped.np_random = self._make_generator(seed)
+        self.gym_env.unwrapped.np_random = self._make_random_generator(seed)
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
@@ -76,13 +76,13 @@ class GymnasiumEnv:
         )
         done = bool(is_terminated or is_limit_reached)
         if needs_survival:
-            won = done and not is_terminated
+            is_success = done and not is_terminated
         else:
-            won = bool(is_terminated) and (
+            is_success = bool(is_terminated) and (
                 self.description.success_condition == "end" or float(gym_reward) > 0
             )
-        reward = float(gym_reward) if self.settings.reward == "gym" else float(won)
-        info = {"won": won, "is_action_valid": True, "score": self.score}
+        reward = float(gym_reward) if self.settings.reward == "gym" else float(is_success)
+        info = {"won": is_success, "is_action_valid": True, "score": self.score}
         return self._make_observation(""), reward, done, info
 
     def close(self) -> None:

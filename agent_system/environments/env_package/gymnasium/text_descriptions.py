@@ -85,12 +85,12 @@ def _format_cell(row: Any, column: Any) -> str:
 
 def _list_free_sides(drawn_map: Any, row: int, column: int) -> list[str]:
     # The map has a frame of one character. Between two cells it has a colon if there is no wall.
-    map_line, character_index = row + 1, 2 * column + 1
+    line_index, character_index = row + 1, 2 * column + 1
     free_by_side = {
-        "south": map_line + 2 < len(drawn_map),
+        "south": line_index + 2 < len(drawn_map),
         "north": row > 0,
-        "east": drawn_map[map_line][character_index + 1] == b":",
-        "west": drawn_map[map_line][character_index - 1] == b":",
+        "east": drawn_map[line_index][character_index + 1] == b":",
+        "west": drawn_map[line_index][character_index - 1] == b":",
     }
     return [side for side in TAXI_MOVES if free_by_side[side]]
 
@@ -125,9 +125,9 @@ def _read_descriptions() -> dict[str, TextDescription]:
         "blackjack": describe_blackjack,
     }
     path = Path(__file__).with_name("toy_text.yaml")
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    entry_by_env_id = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
-        name: TextDescription(
+        env_id: TextDescription(
             describe_functions[entry["describe"]]
             if "describe" in entry
             else _make_vector_formatter(*entry["numbers"]),
@@ -135,7 +135,7 @@ def _read_descriptions() -> dict[str, TextDescription]:
             entry["rules"],
             entry.get("success_condition", "reward"),
         )
-        for name, entry in entries.items()
+        for env_id, entry in entry_by_env_id.items()
     }
 
 
@@ -163,12 +163,12 @@ def describe_grid_state(gym_env: Any) -> str:
     MiniGrid's own ``hash`` ignores the held object and is slow.
     """
     base_env = gym_env.unwrapped
-    cells = b"".join(bytes(cell.encode()) if cell else b"-" for cell in base_env.grid.grid)
+    cell_bytes = b"".join(bytes(cell.encode()) if cell else b"-" for cell in base_env.grid.grid)
     agent_state = f"{tuple(map(int, base_env.agent_pos))} {int(base_env.agent_dir)}"
     held_object = base_env.carrying
     inventory = f"{held_object.color} {held_object.type}" if held_object is not None else ""
-    digest = hashlib.blake2b(cells + agent_state.encode(), digest_size=8).hexdigest()
-    return f"{digest} {inventory}"
+    state_hash = hashlib.blake2b(cell_bytes + agent_state.encode(), digest_size=8).hexdigest()
+    return f"{state_hash} {inventory}"
 
 
 def _draw_view(image: Any) -> list[str]:
@@ -191,7 +191,7 @@ def _list_objects(image: Any) -> list[str]:
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 
     width, height = image.shape[:2]
-    objects_by_distance: list[tuple[int, str]] = []
+    distances_and_texts: list[tuple[int, str]] = []
     for column in range(width):
         for row in range(height):
             object_kind, colour, door_state = map(int, image[column, row])
@@ -202,8 +202,8 @@ def _list_objects(image: Any) -> list[str]:
                 continue
             object_name = _format_object(name, IDX_TO_COLOR[colour], door_state)
             object_text = f"{object_name} {_format_relative_position(steps_ahead, steps_right)}"
-            objects_by_distance.append((steps_ahead + abs(steps_right), object_text))
-    return [object_text for _, object_text in sorted(objects_by_distance)]
+            distances_and_texts.append((steps_ahead + abs(steps_right), object_text))
+    return [object_text for _, object_text in sorted(distances_and_texts)]
 
 
 def _format_object(name: str, colour: str, door_state: int) -> str:

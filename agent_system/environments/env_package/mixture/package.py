@@ -47,8 +47,10 @@ class MixtureEnv:
         return _apply_to_result(self._add_part_name, observation)
 
     def step(self, action: str) -> Step:
-        step = self._envs_by_part[self._part_name].step(action)
-        return _apply_to_result(lambda step: (self._add_part_name(step[0]), *step[1:]), step)
+        step_result = self._envs_by_part[self._part_name].step(action)
+        return _apply_to_result(
+            lambda step_result: (self._add_part_name(step_result[0]), *step_result[1:]), step_result
+        )
 
     def close(self) -> None:
         # The stack closes the other environments too if one of them raises an error.
@@ -63,9 +65,10 @@ class MixtureEnv:
 
 
 def _apply_to_result(function: Callable[[Any], Any], result: object) -> Any:
-    """Return ``function`` of ``result``, of which an asynchronous environment returns a coroutine.
+    """Return ``function(result)``, where ``result`` is a return value of an environment.
 
-    With ``placement=inline`` an event loop runs in this thread. The caller then awaits the result.
+    An asynchronous environment returns a coroutine, which is awaited first. If an event loop runs
+    in this thread (``placement=inline``), return a coroutine, which the caller awaits.
     """
     if not inspect.isawaitable(result) or not is_loop_running():
         return function(await_if_needed(result))
@@ -83,10 +86,12 @@ class MixturePrompts:
     """
 
     def __init__(self, settings: MixtureSettings) -> None:
-        updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
+        changed_settings = (
+            {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
+        )
         self._prompts_by_part = {
             part: get_package(part).prompts(
-                settings.read_part_settings(part).model_copy(update=updates)
+                settings.read_part_settings(part).model_copy(update=changed_settings)
             )
             for part in settings.part_weights
         }

@@ -53,12 +53,13 @@ class MixtureSettings(EnvSettings):
                     f"{part!r}; allowed in a list: NAME, or NAME=WEIGHT with a positive integer; "
                     'fix: ["frozen_lake=2", "sokoban"]'
                 )
-            name, weight = match.groups()
-            if name in weights_by_name:
+            part_name, weight = match.groups()
+            if part_name in weights_by_name:
                 raise ValueError(
-                    f"{name!r} occurs twice; allowed: each environment once; fix: remove one entry"
+                    f"{part_name!r} occurs twice; allowed: each environment once; "
+                    "fix: remove one entry"
                 )
-            weights_by_name[name] = int(weight or 1)
+            weights_by_name[part_name] = int(weight or 1)
         return weights_by_name
 
     @field_validator("parts")
@@ -79,8 +80,8 @@ class MixtureSettings(EnvSettings):
 
     def read_part_settings(self, part: str) -> EnvSettings:
         """Return the settings of ``part``. Raises ``ConfigError`` if they are invalid."""
-        label = f"env.{part.split('/', 1)[0]}"
-        return read_section_or_raise(find_settings_class(part), self.kwargs.get(part), label)
+        section_key = f"env.{part.split('/', 1)[0]}"
+        return read_section_or_raise(find_settings_class(part), self.kwargs.get(part), section_key)
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return a copy whose ``kwargs`` hold all settings of every part (mixed environment).
@@ -106,5 +107,7 @@ class MixtureSettings(EnvSettings):
 
     def memory_limit_gb(self) -> float | None:
         """Return the largest memory limit of the mixed environments: all run in one process."""
-        limits = [self.read_part_settings(part).memory_limit_gb() for part in self.part_weights]
-        return max((limit for limit in limits if limit is not None), default=None)
+        memory_limits = [
+            self.read_part_settings(part).memory_limit_gb() for part in self.part_weights
+        ]
+        return max((limit for limit in memory_limits if limit is not None), default=None)

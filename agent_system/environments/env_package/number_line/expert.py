@@ -19,9 +19,9 @@ def list_moves_to_target(distance: int) -> list[str]:
     Example: ``list_moves_to_target(-4)`` is ``["jump left", "left"]``.
     """
     direction = "right" if distance > 0 else "left"
-    jumps, steps = divmod(abs(distance), 3)
+    num_jumps, num_steps = divmod(abs(distance), 3)
     # No move passes the target, so all positions are between start and target, on the line.
-    return [f"jump {direction}"] * jumps + [direction] * steps
+    return [f"jump {direction}"] * num_jumps + [direction] * num_steps
 
 
 class LineExpert:
@@ -33,7 +33,7 @@ class LineExpert:
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
         self.noise = episode.noise
-        self.last_action = LastActionText()
+        self.last_action_text = LastActionText()
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
@@ -42,7 +42,7 @@ class LineExpert:
         decision = Decision(
             action=moves[0],
             situation=f"{abs(self.distance)} {side}",
-            tried=self.last_action.text,
+            tried=self.last_action_text.text,
             plan=" then ".join(moves),
         )
         useless_moves = [
@@ -56,7 +56,7 @@ class LineExpert:
     def observe(self, action: str, observation: Observation) -> None:
         old_distance = self.distance
         self._read_observation(observation)
-        self.last_action.add(action, worked=self.distance != old_distance)
+        self.last_action_text.add(action, worked=self.distance != old_distance)
 
     def _read_observation(self, observation: Observation) -> None:
         match = POSITIONS_PATTERN.search(observation.text)

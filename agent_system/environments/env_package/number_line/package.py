@@ -70,8 +70,8 @@ class NumberLineEnv(Env):
         possible_moves = [
             move for move, offset in MOVES.items() if 0 <= self.position + offset <= self.size
         ]
-        anchor = f"{self.position}->{self.target}"
-        return Observation(text, anchor=anchor, info={"admissible_actions": possible_moves})
+        state_key = f"{self.position}->{self.target}"
+        return Observation(text, anchor=state_key, info={"admissible_actions": possible_moves})
 
 
 class NumberLinePrompts(ChatPrompts):
@@ -110,8 +110,8 @@ def shorten_observation(text: str) -> str:
 
 def list_tasks(settings: LineSettings, split: str) -> list[Task]:
     """Return one task per (start, target) pair. A quarter of all pairs belongs to ``val``."""
-    numbers = range(settings.size + 1)
-    pairs = [(start, target) for start in numbers for target in numbers if start != target]
+    positions = range(settings.size + 1)
+    pairs = [(start, target) for start in positions for target in positions if start != target]
     # The split depends on both numbers. If it depended on their distance only, some distances
     # would never occur in training.
     split_pairs = [

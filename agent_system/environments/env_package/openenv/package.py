@@ -139,9 +139,9 @@ def _make_socket_url(url: str) -> str:
     scheme, _, host_and_path = url.rstrip("/").partition("://")
     socket_schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
     if scheme not in socket_schemes or not host_and_path:
-        allowed = ", ".join(f"{name}://..." for name in socket_schemes)
+        allowed_urls = ", ".join(f"{name}://..." for name in socket_schemes)
         raise ValueError(
-            f"env.{NAME}.url={url!r}; allowed: {allowed}; fix: env.{NAME}.url=http://127.0.0.1:8000"
+            f"env.{NAME}.url={url!r}; allowed: {allowed_urls}; fix: env.{NAME}.url=http://127.0.0.1:8000"
         )
     return f"{socket_schemes[scheme]}://{host_and_path}/ws"
 

@@ -17,8 +17,8 @@ from typing import Any
 from agent_system.environments.env_package.reasoning_gym import formulas
 from agent_system.reward_manager.scores import ROUNDING_TOLERANCE
 
-Entry = Mapping[str, Any]
-AnswerReader = Callable[[str, Entry], str | None]
+QuestionEntry = Mapping[str, Any]
+AnswerSanitizer = Callable[[str, QuestionEntry], str | None]
 ALGEBRA_FUNCTIONS = {
     f"{arc_prefix}{name}{hyperbolic_suffix}"
     for arc_prefix in ("", "a")
@@ -47,7 +47,7 @@ _INTRODUCTION = re.compile(r"^[^:\n]{20,}:\s*")
 FINITE_NUMBER_PATTERN = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECASE)
 
 
-def sanitize_answer(answer: str, generator: str, entry: Entry) -> str | None:
+def sanitize_answer(answer: str, generator: str, entry: QuestionEntry) -> str | None:
     """Return a text that the grader can evaluate safely, or None for a grade of 0.
 
     ``answer`` is the text of the policy, and ``entry`` the question. Questions of the generator
@@ -59,12 +59,14 @@ def sanitize_answer(answer: str, generator: str, entry: Entry) -> str | None:
     if _has_non_finite_number(answer, right_answer):
         return None
     generator_names = (generator, str(entry.get("metadata", {}).get("source_dataset", "")))
-    answer_readers = [
-        ANSWER_READERS[name] for name in dict.fromkeys(generator_names) if name in ANSWER_READERS
+    answer_sanitizers = [
+        ANSWER_SANITIZERS[name]
+        for name in dict.fromkeys(generator_names)
+        if name in ANSWER_SANITIZERS
     ]
     try:
-        for answer_reader in answer_readers:
-            safe_answer = answer_reader(answer, entry)
+        for answer_sanitizer in answer_sanitizers:
+            safe_answer = answer_sanitizer(answer, entry)
             if safe_answer is None:
                 return None
             answer = safe_answer
@@ -73,7 +75,7 @@ def sanitize_answer(answer: str, generator: str, entry: Entry) -> str | None:
     return answer
 
 
-def find_right_answer(entry: Entry) -> str | None:
+def find_right_answer(entry: QuestionEntry) -> str | None:
     """Return a right answer to the question ``entry``, or None if the generator provides none.
 
     If several answers are right, some generators store one of them in the metadata.
@@ -131,11 +133,11 @@ def _parse_number(text: str) -> float:
         return 0.0
 
 
-def _rewrite_arithmetic(answer: str, _entry: Entry) -> str:
+def _rewrite_arithmetic(answer: str, _entry: QuestionEntry) -> str:
     return ast.unparse(formulas.parse_formula(answer))
 
 
-def _rewrite_algebra(answer: str, entry: Entry) -> str:
+def _rewrite_algebra(answer: str, entry: QuestionEntry) -> str:
     # The grader differentiates the answer, so it would accept the ``Integral`` of the question as
     # answer. Allow this function only in the answer of the generator.
     is_generator_answer = answer.strip() == str(entry.get("answer", "")).strip()
@@ -148,7 +150,7 @@ def _rewrite_algebra(answer: str, entry: Entry) -> str:
     )
 
 
-def _rewrite_if_twenty_four(answer: str, entry: Entry) -> str | None:
+def _rewrite_if_twenty_four(answer: str, entry: QuestionEntry) -> str | None:
     # Check the answer here: the grader truncates its value to an integer, and does not require that
     # the four given numbers are used.
     formula = formulas.parse_formula(answer)
@@ -157,14 +159,14 @@ def _rewrite_if_twenty_four(answer: str, entry: Entry) -> str | None:
     return ast.unparse(formula) if is_right else None
 
 
-def _rewrite_probability(answer: str, entry: Entry) -> str | None:
+def _rewrite_probability(answer: str, entry: QuestionEntry) -> str | None:
     # Check the answer here: the grader accepts prefixes, such as "0.1" if "0.125" is right.
-    value = formulas.compute_value(formulas.parse_formula(answer.replace(",", "")))
-    is_close = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
+    probability = formulas.compute_value(formulas.parse_formula(answer.replace(",", "")))
+    is_close = abs(probability - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
     return str(entry["answer"]) if is_close else None
 
 
-def _rewrite_as_list_literal(answer: str, entry: Entry) -> str:
+def _rewrite_as_list_literal(answer: str, entry: QuestionEntry) -> str:
     # The graders of these generators call ``eval`` on every answer that is not the right text.
     right_texts = {
         str(entry.get("answer", "")).strip(),
@@ -173,19 +175,19 @@ def _rewrite_as_list_literal(answer: str, entry: Entry) -> str:
     return answer.strip() if answer.strip() in right_texts else repr(formulas.parse_list(answer))
 
 
-def _reject_non_proposition(answer: str, _entry: Entry) -> str | None:
+def _reject_non_proposition(answer: str, _entry: QuestionEntry) -> str | None:
     # The grader gives 0.25 for any text, so accept only propositions.
     return answer if PROPOSITION_PATTERN.fullmatch(answer) else None
 
 
-def _reject_wrong_truth_value(answer: str, entry: Entry) -> str | None:
+def _reject_wrong_truth_value(answer: str, entry: QuestionEntry) -> str | None:
     # Check the answer here: the grader accepts every text, even "False" if "True" is right.
     truth_values = {word.lower() for word in TRUTH_WORD.findall(answer)}
     is_right = truth_values == {str(entry.get("answer")).lower()}
     return answer if is_right and not _NEGATION.search(answer) else None
 
 
-def _reject_wrong_sign(answer: str, entry: Entry) -> str | None:
+def _reject_wrong_sign(answer: str, entry: QuestionEntry) -> str | None:
     # The grader drops a minus sign, so "-5" would be right if "5" is.
     number = _SIGNED_NUMBER.search(answer)
     has_minus = number is not None and len(number[0]) > 1
@@ -193,7 +195,7 @@ def _reject_wrong_sign(answer: str, entry: Entry) -> str | None:
 
 
 # For generators whose grader evaluates answers: the function that makes an answer safe.
-READERS_OF_EVALUATED_ANSWERS: dict[str, AnswerReader] = {
+SANITIZERS_OF_EVALUATED_ANSWERS: dict[str, AnswerSanitizer] = {
     "binary_matrix": _rewrite_as_list_literal,
     "countdown": _rewrite_arithmetic,
     "intermediate_integration": _rewrite_algebra,
@@ -204,7 +206,7 @@ READERS_OF_EVALUATED_ANSWERS: dict[str, AnswerReader] = {
     "spiral_matrix": _rewrite_as_list_literal,
     "string_insertion": _rewrite_as_list_literal,
 }
-ANSWER_READERS = READERS_OF_EVALUATED_ANSWERS | {
+ANSWER_SANITIZERS = SANITIZERS_OF_EVALUATED_ANSWERS | {
     "coin_flip": _rewrite_probability,
     "game_of_life_halting": _reject_wrong_truth_value,
     "gsm_symbolic": _reject_wrong_sign,

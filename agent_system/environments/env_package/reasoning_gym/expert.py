@@ -53,8 +53,8 @@ def change_one_digit(answer: str, rng: random.Random) -> str:
 EXPERT = Expert(
     AnswerExpert,
     levels=(),
-    tasks=lambda settings, count: questions.list_tasks(
-        settings.model_copy(update={"train_tasks": count}), "train"
+    tasks=lambda settings, num_tasks: questions.list_tasks(
+        settings.model_copy(update={"train_tasks": num_tasks}), "train"
     ),
     words=lambda: [f" {digit}" for digit in DIGITS],
     keeps_unsuccessful=True,
@@ -64,5 +64,5 @@ EXPERT = Expert(
         1,
         settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"}),
     ],
-    knows_solution=lambda settings: settings.task not in questions.WITHOUT_ANSWER,
+    knows_solution=lambda settings: settings.task not in questions.GENERATORS_WITHOUT_ANSWER,
 )

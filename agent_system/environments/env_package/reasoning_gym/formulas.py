@@ -34,15 +34,17 @@ class UnreadableFormulaError(ValueError):
 
 
 def parse_formula(
-    text: str, names: Collection[str] = (), functions: Collection[str] = ()
+    text: str, variable_names: Collection[str] = (), functions: Collection[str] = ()
 ) -> ast.expr:
     """Parse a formula of numbers, ``+ - * /`` and brackets. Raises ``UnreadableFormulaError``.
 
-    It may also contain the variables ``names`` and calls of ``functions``. If there are ``names``,
+    It may also contain the variables ``variable_names`` and calls of ``functions``. With variables,
     powers with limited exponents are allowed too.
     """
     node = _parse_expression(text, MAX_FORMULA_CHARACTERS)
-    _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
+    _check_node(
+        node, frozenset(variable_names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT
+    )
     # The time of sympy to differentiate and simplify grows exponentially with the nesting.
     if functions and _count_nested_functions(node) > MAX_NESTED_FUNCTIONS:
         raise UnreadableFormulaError(f"more than {MAX_NESTED_FUNCTIONS} nested functions")
@@ -50,8 +52,8 @@ def parse_formula(
 
 
 def _count_nested_functions(node: ast.AST) -> int:
-    nested = max(map(_count_nested_functions, ast.iter_child_nodes(node)), default=0)
-    return nested + isinstance(node, ast.Call)
+    child_depth = max(map(_count_nested_functions, ast.iter_child_nodes(node)), default=0)
+    return child_depth + isinstance(node, ast.Call)
 
 
 def compute_value(node: ast.expr) -> Fraction:
@@ -105,7 +107,7 @@ def _parse_expression(text: str, max_length: int) -> ast.expr:
 
 def _check_node(
     node: ast.expr,
-    names: frozenset[str],
+    variable_names: frozenset[str],
     functions: frozenset[str],
     max_depth: int,
     max_exponent: int,
@@ -117,13 +119,13 @@ def _check_node(
     match node:
         case ast.Constant():
             _check_number(node.value)
-        case ast.Name() if node.id in names:
+        case ast.Name() if node.id in variable_names:
             pass
         case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
             child_nodes = [node.operand]
         case ast.BinOp() if type(node.op) in OPERATORS_BY_NODE_TYPE:
             child_nodes = [node.left, node.right]
-        case ast.BinOp(op=ast.Pow()) if names:
+        case ast.BinOp(op=ast.Pow()) if variable_names:
             max_exponent = _compute_allowed_exponent(node.right, max_exponent)
             child_nodes = [node.left, node.right]
         case ast.Call(func=ast.Name(id=function_name), args=[_] | [_, ast.Name()], keywords=[]) if (
@@ -133,7 +135,7 @@ def _check_node(
         case _:
             raise UnreadableFormulaError(f"{type(node).__name__} is not allowed")
     for child_node in child_nodes:
-        _check_node(child_node, names, functions, max_depth - 1, max_exponent)
+        _check_node(child_node, variable_names, functions, max_depth - 1, max_exponent)
 
 
 def _compute_allowed_exponent(node: ast.expr, max_exponent: int) -> int:

@@ -100,6 +100,6 @@ PACKAGE = EnvPackage(
     stop=("</action>", "</answer>"),
     expert=EXPERT,
     variants=questions.list_generators,
-    unlisted=lambda: questions.UNLISTED,
-    without_oracle=questions.WITHOUT_ANSWER,
+    unlisted=lambda: questions.UNLISTED_GENERATORS,
+    without_oracle=questions.GENERATORS_WITHOUT_ANSWER,
 )

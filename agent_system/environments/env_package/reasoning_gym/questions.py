@@ -26,7 +26,7 @@ QUESTIONS_PER_TASK = 4
 CACHED_QUESTIONS = 64  # number of cached questions per data set
 _SLOW_REASON = "a question takes seconds to generate, and a run needs hundreds"
 _HASH_SEED_REASON = "its questions depend on Python's hash seed, which differs between processes"
-UNLISTED = {
+UNLISTED_GENERATORS = {
     "codeio": (
         "it executes code samples, some of which write files or depend on the time or on an "
         "unseeded random generator"
@@ -43,7 +43,7 @@ UNLISTED = {
     "zebra_puzzles": _SLOW_REASON,
 }
 # Generators that provide no right answer. Their graders simulate the actions in an answer.
-WITHOUT_ANSWER = ("boxnet", "rush_hour")
+GENERATORS_WITHOUT_ANSWER = ("boxnet", "rush_hour")
 
 
 class Questions:
@@ -56,11 +56,11 @@ class Questions:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._cached_question = lru_cache(maxsize=CACHED_QUESTIONS)(self._generate_question)
+        self._get_cached_question = lru_cache(maxsize=CACHED_QUESTIONS)(self._generate_question)
 
     def __getitem__(self, number: int, /) -> dict[str, Any]:
         # Copy the cached question, because the caller may change it.
-        return copy.deepcopy(self._cached_question(number))
+        return copy.deepcopy(self._get_cached_question(number))
 
     def _generate_question(self, number: int) -> dict[str, Any]:
         with preserve_random_state():
@@ -77,14 +77,14 @@ def load_questions(settings: ReasoningGymSettings) -> Questions:
 
     Raises ``ValueError`` if the generator does not exist or does not accept its options.
     """
-    size = settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
-    options = json.dumps(settings.options.get(settings.task, {}), sort_keys=True)
-    return _create_questions(settings.task, options, size, settings.task_seed)
+    num_questions = settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
+    options_json = json.dumps(settings.options.get(settings.task, {}), sort_keys=True)
+    return _create_questions(settings.task, options_json, num_questions, settings.task_seed)
 
 
 def list_generators() -> list[str]:
-    """Return the names of the generators of reasoning-gym, without those in ``UNLISTED``."""
-    return sorted(name for name in _load_generators() if name not in UNLISTED)
+    """Return the generators of reasoning-gym by name, without ``UNLISTED_GENERATORS``."""
+    return sorted(name for name in _load_generators() if name not in UNLISTED_GENERATORS)
 
 
 def _load_generators() -> Mapping[str, Any]:
@@ -98,7 +98,9 @@ def _load_generators() -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _create_questions(generator: str, options_json: str, size: int, seed: int) -> Questions:
+def _create_questions(
+    generator: str, options_json: str, num_questions: int, seed: int
+) -> Questions:
     generators = _load_generators()
     if generator not in generators:
         raise ValueError(
@@ -110,7 +112,9 @@ def _create_questions(generator: str, options_json: str, size: int, seed: int) -
 
     options = json.loads(options_json)
     try:
-        return Questions(reasoning_gym.create_dataset(generator, **options, size=size, seed=seed))
+        return Questions(
+            reasoning_gym.create_dataset(generator, **options, size=num_questions, seed=seed)
+        )
     except (TypeError, AssertionError, ValueError) as error:
         allowed_options = sorted(set(vars(generators[generator][1]())) - {"size", "seed"})
         raise ValueError(
@@ -128,10 +132,10 @@ def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     questions = load_questions(settings)
     val_questions = _read_first_questions(questions, settings.val_tasks)
     if split == "val":
-        items_by_question: dict[str, tuple[Task, str]] = {}
+        task_and_answer_by_question: dict[str, tuple[Task, str]] = {}
         for number, (question, answer) in enumerate(val_questions):
-            items_by_question.setdefault(question, (_make_task(settings, number), answer))
-        return _balance_answers(list(items_by_question.values()))
+            task_and_answer_by_question.setdefault(question, (_make_task(settings, number), answer))
+        return _balance_answers(list(task_and_answer_by_question.values()))
     val_question_texts = {question for question, _ in val_questions}
     tasks_and_answers: list[tuple[Task, str]] = []
     answer_counts: Counter[str] = Counter()
@@ -152,12 +156,12 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
     """Drop tasks, last ones first, until at most half of the tasks have the most common answer."""
     if not tasks_and_answers:
         return []
-    ((answer, count),) = Counter(answer for _, answer in tasks_and_answers).most_common(1)
+    ((common_answer, count),) = Counter(answer for _, answer in tasks_and_answers).most_common(1)
     # Drop nothing if all tasks have the same answer, because no task would be left.
     excess_count = 2 * count - len(tasks_and_answers) if count < len(tasks_and_answers) else 0
     selected_tasks: list[Task] = []
     for task, task_answer in reversed(tasks_and_answers):
-        if task_answer == answer and excess_count > 0:
+        if task_answer == common_answer and excess_count > 0:
             excess_count -= 1
         else:
             selected_tasks.append(task)

@@ -14,7 +14,7 @@ from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
 
 NAME = "recall"
-TURN_PAGE = "."
+TURN_PAGE_ACTION = "."
 PLACES = "abcdefghij"
 LAST_PAGES = 2  # number of pages at the end that never have the arrow that the question asks for
 QUESTION_END = " ?"
@@ -36,7 +36,7 @@ class RecallEnv(Env):
 
     def __init__(self, settings: RecallSettings) -> None:
         del settings  # the task contains the pages
-        self._texts: list[str] = []
+        self._observation_texts: list[str] = []
         self._turn = 0
         self._answer = ""
 
@@ -45,26 +45,26 @@ class RecallEnv(Env):
         del seed  # nothing is random
         question = f"{task['place']}+1"
         pages = [f"{question} {page}" for page in task["pages"]]
-        self._texts = [question, *pages, question + QUESTION_END]
+        self._observation_texts = [question, *pages, question + QUESTION_END]
         self._turn = 0
         self._answer = find_answer(task)
         return self._make_observation(question)
 
     def step(self, action: str) -> Step:
-        if self._turn == len(self._texts) - 1:
+        if self._turn == len(self._observation_texts) - 1:
             won = action == self._answer
             info = {"won": won, "is_action_valid": action in list(PLACES)}
             return Observation("right" if won else "wrong"), float(won), True, info
-        is_valid = action == TURN_PAGE
+        is_valid = action == TURN_PAGE_ACTION
         self._turn += is_valid
         info = {"won": False, "is_action_valid": is_valid}
-        text = self._texts[self._turn] if is_valid else "turn the page with ."
+        text = self._observation_texts[self._turn] if is_valid else "turn the page with ."
         return self._make_observation(text), 0.0, False, info
 
     def _make_observation(self, text: str) -> Observation:
-        is_end = self._turn == len(self._texts) - 1
-        info = {"admissible_actions": list(PLACES) if is_end else [TURN_PAGE]}
-        return Observation(text, anchor=f"{self._turn} {self._texts}", info=info)
+        is_end = self._turn == len(self._observation_texts) - 1
+        info = {"admissible_actions": list(PLACES) if is_end else [TURN_PAGE_ACTION]}
+        return Observation(text, anchor=f"{self._turn} {self._observation_texts}", info=info)
 
 
 def find_answer(task: Task) -> str:
@@ -82,16 +82,18 @@ def list_tasks(settings: RecallSettings, task_set: str, count: int | None = None
     rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
     count = count or (settings.val_tasks if task_set == "val" else settings.train_tasks)
     tasks = []
-    for number in range(count):
+    for task_number in range(count):
         arrows = {place: f"{place}>{rng.choice(PLACES.replace(place, ''))}" for place in PLACES}
-        start = rng.choice(PLACES)
-        others = PLACES.replace(start, "")
-        pages = [rng.sample(others, settings.arrows) for _ in range(settings.pages)]
-        page = rng.randrange(settings.pages - LAST_PAGES)
-        pages[page][rng.randrange(settings.arrows)] = start
-        texts = [" ".join(map(arrows.__getitem__, page)) for page in pages]
-        task_id = f"{NAME}/{task_set}-{settings.task_seed}-{number}"
-        tasks.append({"task_id": task_id, "data_source": NAME, "pages": texts, "place": start})
+        question_place = rng.choice(PLACES)
+        other_places = PLACES.replace(question_place, "")
+        pages = [rng.sample(other_places, settings.arrows) for _ in range(settings.pages)]
+        answer_page_index = rng.randrange(settings.pages - LAST_PAGES)
+        pages[answer_page_index][rng.randrange(settings.arrows)] = question_place
+        page_texts = [" ".join(map(arrows.__getitem__, page)) for page in pages]
+        task_id = f"{NAME}/{task_set}-{settings.task_seed}-{task_number}"
+        tasks.append(
+            {"task_id": task_id, "data_source": NAME, "pages": page_texts, "place": question_place}
+        )
     return tasks
 
 
@@ -100,7 +102,7 @@ class RecallExpert:
 
     def __init__(self, episode: EpisodeStart[RecallSettings]) -> None:
         self.answer = find_answer(episode.task)
-        self.action = TURN_PAGE
+        self.action = TURN_PAGE_ACTION
 
     def act(self) -> Decision:
         return Decision(self.action)
@@ -112,7 +114,7 @@ class RecallExpert:
 def make_prompts(settings: RecallSettings) -> ChatPrompts | CompactPrompts:
     if settings.prompt == "compact":
         return CompactPrompts(keep_first=True)
-    return ChatPrompts(RULES, example=TURN_PAGE, keep_first=True)
+    return ChatPrompts(RULES, example=TURN_PAGE_ACTION, keep_first=True)
 
 
 PACKAGE = EnvPackage(

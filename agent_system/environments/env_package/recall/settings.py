@@ -12,7 +12,7 @@ class RecallSettings(PromptSettings):
     """Length of an episode and number of tasks."""
 
     pages: Annotated[int, Ge(3), Le(100)] = 6
-    """pages per episode; the arrow that matters is never on the last two"""
+    """pages per episode; the arrow that the question asks for is never on the last two"""
     arrows: Annotated[int, Ge(1), Le(9)] = 2
     """arrows per page"""
     train_tasks: PositiveInt = 2000

@@ -65,12 +65,14 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
 
     The arrows of a door form cycles of ``settings.shortest_cycle`` or more places.
     """
-    doors = settings.demonstrated_doors
-    return generate_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
+    doors_per_task = settings.demonstrated_doors
+    return generate_tasks(
+        settings, "demonstrations", count, doors_per_task, settings.shortest_cycle
+    )
 
 
 def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
-    """Return the values that determine the demonstrations (``Expert.key``)."""
+    """Return all values that change the demonstrations: the key of their cache."""
     return [
         NAME,
         EXPERT.version,
@@ -96,12 +98,12 @@ def list_single_token_texts(settings: RelaySettings) -> list[str]:
     arrows = [f" {start_place}>{end_place}" for start_place, end_place in permutations(places, 2)]
     questions = [f"+{number}" for number in (0, *arrow_counts)]
     # A thought begins with step 1, so no space precedes this step.
-    steps = [
+    thought_steps = [
         f"{' ' if number > 1 else ''}{number}={place}"
         for number in arrow_counts
         for place in places
     ]
-    return [*arrows, *questions, *steps]
+    return [*arrows, *questions, *thought_steps]
 
 
 EXPERT = Expert(

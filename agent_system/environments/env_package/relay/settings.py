@@ -20,7 +20,7 @@ class RelaySettings(PromptSettings):
     places: Annotated[int, Ge(4), Le(26)] = 10
     """places on the cycle of a door; at least two more than the last number of hops"""
     hops: tuple[HopCount, HopCount, HopCount, HopCount] = (0, 2, 4, 7)
-    """arrows in a demonstrated thought of each level; a door asks for 0 to the last number"""
+    """arrows that demonstrated thoughts of each level follow; doors ask for 0 to the last number"""
     level_weights: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] | None = None
     """relative frequencies of the doors that need level 1, 2, 3 and 4, for example [4, 2, 1, 1];
     null: each number of arrows is equally likely"""

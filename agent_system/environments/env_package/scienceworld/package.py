@@ -52,8 +52,8 @@ class ScienceWorldEnv:
     and the last reward is negative.
     """
 
-    # Steps are slow, so several worker processes run in parallel. A JVM that hangs ends with its
-    # worker.
+    # Steps are slow, so several worker processes run in parallel. A JVM that hangs is killed
+    # together with its worker process.
     placement = "process"
 
     def __init__(self, settings: ScienceWorldSettings) -> None:
@@ -62,7 +62,7 @@ class ScienceWorldEnv:
         self.settings = settings
         jvm_options = (*STABLE_ORDER_JVM_OPTIONS, *self.settings.java_options.split())
         self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, self.settings.heap_mb, jvm_options)
-        self._server: Any = self._jvm.create_object(
+        self._simulator: Any = self._jvm.create_object(
             "scienceworld.runtime.pythonapi.PythonInterface"
         )
         self._score = 0.0
@@ -72,16 +72,16 @@ class ScienceWorldEnv:
         self._load_task(task)
         self._score = 0.0
         return self._make_observation(
-            f"{self._server.getTaskDescription()}\n{self._server.freeActionLook()}"
+            f"{self._simulator.getTaskDescription()}\n{self._simulator.freeActionLook()}"
         )
 
     def step(self, action: str) -> Step:
-        text = UNKNOWN_ACTION_REPLY if _is_reset_command(action) else self._server.step(action)
-        simulator_score = self._server.getScore()
+        text = UNKNOWN_ACTION_REPLY if _is_reset_command(action) else self._simulator.step(action)
+        simulator_score = self._simulator.getScore()
         score = min(max(simulator_score, 0.0), 1.0)
         reward = score - self._score
         self._score = score
-        done = simulator_score < 0 or bool(self._server.getCompleted())
+        done = simulator_score < 0 or bool(self._simulator.getCompleted())
         observation = self._make_observation(text)
         is_valid = not text.startswith(UNKNOWN_ACTION_REPLY)
         observation.info |= {
@@ -94,35 +94,35 @@ class ScienceWorldEnv:
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``. This takes up to a minute and ends the episode."""
         self._load_task(task, computes_gold_path=True)
-        return list(self._server.getGoldActionSequence())
+        return list(self._simulator.getGoldActionSequence())
 
     def close(self) -> None:
-        if self._server is not None:
+        if self._simulator is not None:
             # Release the simulator. Otherwise the JVM would keep it in memory.
-            self._jvm.release_object(self._server)
+            self._jvm.release_object(self._simulator)
             jvm.release_jvm(self._jvm)
-            self._server = None
+            self._simulator = None
 
     def _load_task(self, task: Task, computes_gold_path: bool = False) -> None:
-        self._server.load(
+        self._simulator.load(
             task["name"], task["variation"], self.settings.simplification, computes_gold_path
         )
 
     def _make_observation(self, text: str) -> Observation:
         # Reading the surroundings and the inventory takes no turn in the simulation.
-        surroundings = self._server.freeActionLook()
-        inventory = self._server.freeActionInventory()
+        surroundings = self._simulator.freeActionLook()
+        inventory = self._simulator.freeActionInventory()
         # The score is part of the state: some steps change only the score, and are rewarded only
         # once.
-        anchor = f"{surroundings}\n{inventory}\n{self._score:.2f}"
+        state_key = f"{surroundings}\n{inventory}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
-            action_combinations = json.loads(self._server.getValidActionObjectCombinationsJSON())
+            action_combinations = json.loads(self._simulator.getValidActionObjectCombinationsJSON())
             valid_actions = {
                 combination["action"] for combination in action_combinations["validActions"]
             }
             info["admissible_actions"] = sorted(valid_actions - {REFUSED_COMMAND})
-        return Observation(text.strip(), anchor=anchor, info=info)
+        return Observation(text.strip(), anchor=state_key, info=info)
 
 
 def _is_reset_command(action: str) -> bool:

@@ -30,12 +30,12 @@ def get_variations(experiment: str, simulator_split: str) -> range:
     quarter_count = variation_count // 4
     # Use the ranges of the simulator, so that results are comparable with published ones: two
     # quarters ``train``, one quarter ``dev``, and the rest ``test``.
-    bounds = {
+    bounds_by_split = {
         "train": (0, 2 * quarter_count),
         "dev": (2 * quarter_count, 3 * quarter_count),
         "test": (3 * quarter_count, variation_count),
     }
-    return range(*bounds[simulator_split])
+    return range(*bounds_by_split[simulator_split])
 
 
 class ScienceWorldSettings(EnvSettings):
@@ -56,12 +56,13 @@ class ScienceWorldSettings(EnvSettings):
 
     @field_validator("task_names")
     @classmethod
-    def _check_experiments(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
+    def _check_experiments(cls, experiment_names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in experiment_names:
             if name not in VARIATION_COUNTS:
-                kinds = ", ".join(VARIATION_COUNTS)
+                experiments = ", ".join(VARIATION_COUNTS)
                 hint = did_you_mean(name, VARIATION_COUNTS)
                 raise ValueError(
-                    f"kind {name!r} does not exist{hint}; allowed: any of {kinds}; fix: [boil]"
+                    f"kind {name!r} does not exist{hint}; "
+                    f"allowed: any of {experiments}; fix: [boil]"
                 )
-        return names
+        return experiment_names

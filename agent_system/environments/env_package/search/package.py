@@ -25,7 +25,7 @@ without a sentence around it."""
 ACTION_PATTERN = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 ARTICLE_PATTERN = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION_REMOVAL = str.maketrans("", "", string.punctuation)
-VAL_DIVISOR = 5  # questions that begin at one subject in five belong to validation
+VAL_DIVISOR = 5  # the questions about one subject in five belong to validation
 
 
 class SearchEnv(Env):
@@ -42,8 +42,8 @@ class SearchEnv(Env):
         self.settings = settings
         self._search = retrieval.search_world
         if settings.search_url is not None:
-            server = (settings.search_url, settings.timeout, 1 + settings.retries)
-            self._search = retrieval.RemoteRetriever(*server).search
+            server_arguments = (settings.search_url, settings.timeout, 1 + settings.retries)
+            self._search = retrieval.RemoteRetriever(*server_arguments).search
         self._task: Task = {}
         self._seen_titles: set[str] = set()
 
@@ -85,9 +85,9 @@ class SearchEnv(Env):
 
     def _make_observation(self, text: str) -> Observation:
         # Sort the titles, because the order of searches does not change what the agent knows.
-        anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen_titles))}"
+        state_key = f"{self._task['question']} | {'; '.join(sorted(self._seen_titles))}"
         info = {"admissible_actions": ["search[<words>]", "answer[<answer>]"]}
-        return Observation(text, anchor=anchor, info=info)
+        return Observation(text, anchor=state_key, info=info)
 
 
 def normalize_answer(text: str) -> str:
@@ -121,10 +121,10 @@ def compute_f1(answer_text: str, truths: list[str]) -> float:
         answer_words = normalize_answer(answer_text).split()
         truth_words = normalize_answer(truth).split()
         # Repeated words count as often as they occur. Two empty texts have an F1 of 1.0.
-        overlap = sum((Counter(answer_words) & Counter(truth_words)).values())
+        num_common_words = sum((Counter(answer_words) & Counter(truth_words)).values())
         return (
-            2 * overlap / (len(answer_words) + len(truth_words))
-            if overlap
+            2 * num_common_words / (len(answer_words) + len(truth_words))
+            if num_common_words
             else float(answer_words == truth_words)
         )
 
@@ -135,7 +135,7 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
     """Return one task per question, from a file or from the fictional world.
 
     Rows with the same question and answers give one task, with other answers several. In the
-    fictional world, questions that begin at one subject in five belong to ``val``.
+    fictional world, the questions about one subject in five belong to ``val``.
     """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:
@@ -167,8 +167,8 @@ def _make_task_from_row(row: DataRow) -> Task:
     reward_model = row.read_object("reward_model") or {}
     question = _get_first_not_none(row.read_cell("question"), env_kwargs.get("question"))
     if not isinstance(question, str) or not question.strip():
-        allowed = "a text there or in env_kwargs.question"
-        raise row.make_error("question", f"holds {question!r}", allowed, "remove the row")
+        allowed_values = "a text there or in env_kwargs.question"
+        raise row.make_error("question", f"holds {question!r}", allowed_values, "remove the row")
     answers = _get_first_not_none(
         row.read_cell("answers"),
         row.read_cell("golden_answers"),
@@ -178,8 +178,10 @@ def _make_task_from_row(row: DataRow) -> Task:
     answers = answers if isinstance(answers, list) else [answers]
     are_valid_texts = [isinstance(answer, (str, int, float)) and str(answer) for answer in answers]
     if not answers or not all(are_valid_texts):
-        allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
-        raise row.make_error("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
+        allowed_values = "texts there, in golden_answers or in reward_model.ground_truth.target"
+        raise row.make_error(
+            "answers", f"holds {answers!r}"[:120], allowed_values, "remove the row"
+        )
     data_source = _get_first_not_none(
         row.read_cell("data_source"), env_kwargs.get("data_source"), NAME
     )
@@ -195,8 +197,8 @@ def _get_first_not_none(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _get_target(truth: object) -> Any:
-    return truth.get("target") if isinstance(truth, dict) else truth
+def _get_target(ground_truth: object) -> Any:
+    return ground_truth.get("target") if isinstance(ground_truth, dict) else ground_truth
 
 
 PACKAGE = EnvPackage(

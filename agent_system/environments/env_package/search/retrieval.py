@@ -103,8 +103,8 @@ def _is_temporary_error(error: BaseException) -> bool:
 
     if isinstance(error, httpx.HTTPStatusError):
         # Other status codes, such as 404, are permanent errors.
-        status = error.response.status_code
-        return status >= 500 or status == 429
+        status_code = error.response.status_code
+        return status_code >= 500 or status_code == 429
     return isinstance(
         error,
         (httpx.NetworkError, httpx.ProxyError, httpx.RemoteProtocolError, httpx.TimeoutException),

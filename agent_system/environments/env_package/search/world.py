@@ -15,7 +15,8 @@ from typing import Any
 from verl.utils.seeds import derive_seed
 
 TABLES_FILE = Path(__file__).with_name("world.json")
-# Keys: ``name`` and the fields of the kind. The value of a field may be another entity.
+# Person, town or other entity of the world. Keys: ``name`` and the fields of its kind. The value of
+# a field may be another entity.
 Entity = dict[str, Any]
 
 
@@ -59,8 +60,10 @@ def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     for entity_kind, kind_table in tables["kinds"].items():
         first_words_key, separator, last_words_key = kind_table["name"]
         possible_names = [
-            separator.join(pair)
-            for pair in itertools.product(word_lists[first_words_key], word_lists[last_words_key])
+            separator.join(name_words)
+            for name_words in itertools.product(
+                word_lists[first_words_key], word_lists[last_words_key]
+            )
         ]
         # Draw distinct names, because the name is the title of the document.
         entities_by_kind[entity_kind] = [
@@ -84,21 +87,21 @@ def _draw_value(
     - ``int:LOW:HIGH``: a random integer from LOW to HIGH.
     - ``after:FIELD.FIELD:LOW:HIGH``: the year at the path FIELD.FIELD plus LOW to HIGH years.
     """
-    source_kind, argument, *bounds = value_source.split(":")
+    source_kind, source_argument, *number_bounds = value_source.split(":")
     if source_kind == "pick":
-        return rng.choice(word_lists[argument])
+        return rng.choice(word_lists[source_argument])
     if source_kind == "of":
-        return rng.choice(entities_by_kind[argument])
+        return rng.choice(entities_by_kind[source_argument])
     if source_kind == "int":
-        return rng.randint(int(argument), int(bounds[0]))
-    return _follow_field_path(entity, argument)[-1] + rng.randint(*map(int, bounds))
+        return rng.randint(int(source_argument), int(number_bounds[0]))
+    return _follow_field_path(entity, source_argument)[-1] + rng.randint(*map(int, number_bounds))
 
 
 def _follow_field_path(entity: Entity, field_path: str) -> list[Any]:
-    values = [entity]
+    path_values = [entity]
     for field in field_path.split("."):
-        values.append(values[-1][field])
-    return values
+        path_values.append(path_values[-1][field])
+    return path_values
 
 
 def _format_value(value: object) -> str:
@@ -106,14 +109,16 @@ def _format_value(value: object) -> str:
 
 
 def _make_question(
-    entity: Entity, question_template: str, path: str, aliases: dict[str, list[str]]
+    entity: Entity, question_template: str, field_path: str, aliases_by_field: dict[str, list[str]]
 ) -> dict[str, Any]:
     # The last value on the path is the answer. The documents of all values before it are required.
-    *path_values, answer = _follow_field_path(entity, path)
-    answer_templates = ["{}", *aliases.get(path.rpartition(".")[2], [])]
+    *path_values, answer = _follow_field_path(entity, field_path)
+    answer_templates = ["{}", *aliases_by_field.get(field_path.rpartition(".")[2], [])]
     return {
         "question": question_template.format(name=entity["name"]),
-        "answers": [template.format(_format_value(answer)) for template in answer_templates],
+        "answers": [
+            answer_template.format(_format_value(answer)) for answer_template in answer_templates
+        ],
         "support": [value["name"] for value in path_values],
         "hops": len(path_values),
     }

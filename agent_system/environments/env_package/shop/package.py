@@ -57,8 +57,8 @@ class ShopEnv(Env):
         ):
             product = self._page.current_product
             reward = catalogue.score_purchase(product, dict(self._page.chosen_options), self._goal)
-            anchor = f"{self._make_anchor()} | bought"
-            observation = Observation(f"You bought {product.title}.", anchor=anchor)
+            state_key = f"{self._make_state_key()} | bought"
+            observation = Observation(f"You bought {product.title}.", anchor=state_key)
             info = {"won": is_full_score(reward), "is_action_valid": True}
             return observation, reward, True, info
         is_valid = self._open_page(verb, target)
@@ -96,14 +96,14 @@ class ShopEnv(Env):
             return False
         return True
 
-    def _make_anchor(self) -> str:
+    def _make_state_key(self) -> str:
         return f"{self._goal['instruction']} | {self._page.build_page_id()}"
 
     def _make_observation(self, message: str = "") -> Observation:
         text = f"{message}Instruction: {self._goal['instruction']}\n{self._page.format_text()}"
         click_actions = [f"click[{target}]" for target in self._page.clickable_targets()]
         info = {"admissible_actions": click_actions or ["search[<words>]"]}
-        return Observation(text, anchor=self._make_anchor(), info=info)
+        return Observation(text, anchor=self._make_state_key(), info=info)
 
 
 def list_tasks(settings: ShopSettings, split: str) -> list[Task]:

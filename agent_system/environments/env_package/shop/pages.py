@@ -110,7 +110,7 @@ class Page:
     def build_page_id(self) -> str:
         """Return a text that identifies the page, independent of the clicks that led to it."""
         item_id = self.item.item_id if self.item and self.name not in ("home", "results") else ""
-        anchor_parts = [self.name, self.query, str(self.page_index), item_id]
+        page_id_parts = [self.name, self.query, str(self.page_index), item_id]
         return " | ".join(
-            [*anchor_parts, *(value for _, value in (self.chosen_options if item_id else ()))]
+            [*page_id_parts, *(value for _, value in (self.chosen_options if item_id else ()))]
         )

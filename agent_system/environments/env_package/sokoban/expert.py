@@ -29,10 +29,10 @@ class SokobanExpert:
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
         self.noise = episode.noise
-        self.last_action = LastActionText()
+        self.last_action_text = LastActionText()
         self.room, self.state = SokobanRoom.parse_level(episode.first.state)
         solution = self._find_solution(self.state)
-        self.has_searched_plan = solution is not None
+        self.is_plan_from_search = solution is not None
         self.planned_moves = list(episode.task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
@@ -40,10 +40,10 @@ class SokobanExpert:
         decision = Decision(
             action=self.planned_moves[0],
             situation=self._describe_next_push(),
-            tried=self.last_action.text,
+            tried=self.last_action_text.text,
             plan=" ".join(self.planned_moves[:MAX_SHOWN_MOVES]),
         )
-        if not self.has_searched_plan:
+        if not self.is_plan_from_search:
             return decision
         impossible_moves = [move for move in MOVES if move not in states_by_move]
         return add_noise(
@@ -58,7 +58,7 @@ class SokobanExpert:
         previous_state = self.state
         _, self.state = SokobanRoom.parse_level(observation.state)
         is_changed = self.state != previous_state
-        self.last_action.add(action, worked=is_changed)
+        self.last_action_text.add(action, worked=is_changed)
         if is_changed and action == self.planned_moves[0]:
             self.planned_moves = self.planned_moves[1:]
         elif is_changed:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from verl.utils.seeds import derive_seed
 
-Cell = tuple[int, int]
-State = tuple[Cell, tuple[Cell, ...]]
+Cell = tuple[int, int]  # row, column
+State = tuple[Cell, tuple[Cell, ...]]  # cell of the agent, cells of the boxes
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, AGENT, AGENT_ON_TARGET = "#_.$*@+"
 WALL_PROBABILITY = 0.2  # probability that a cell inside the outer walls is a wall
@@ -41,15 +41,15 @@ class SokobanRoom:
     def parse_level(cls, level: str) -> tuple["SokobanRoom", State]:
         """Return room and state of ``level``: Sokoban's XSB format, with ``_`` for the floor."""
         rows = level.split("\n")
-        symbols = {
+        symbol_by_cell = {
             (row, column): symbol
             for row, line in enumerate(rows)
             for column, symbol in enumerate(line)
         }
-        floor = {cell for cell, symbol in symbols.items() if symbol != WALL}
-        targets = tuple(cell for cell, symbol in symbols.items() if symbol in ".*+")
-        agent = next(cell for cell, symbol in symbols.items() if symbol in "@+")
-        boxes = tuple(cell for cell, symbol in symbols.items() if symbol in "$*")
+        floor = {cell for cell, symbol in symbol_by_cell.items() if symbol != WALL}
+        targets = tuple(cell for cell, symbol in symbol_by_cell.items() if symbol in ".*+")
+        agent = next(cell for cell, symbol in symbol_by_cell.items() if symbol in "@+")
+        boxes = tuple(cell for cell, symbol in symbol_by_cell.items() if symbol in "$*")
         return cls((len(rows), max(map(len, rows))), floor, targets), (agent, boxes)
 
     def format_level(self, state: State) -> str:
@@ -105,7 +105,7 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
     """
     level_counts = {"train": settings.train_levels, "val": settings.val_levels}
     levels_by_split: dict[str, list] = {"train": [], "val": []}
-    used_levels: set[str] = set()
+    used_normal_forms: set[str] = set()
     room_index = last_used_room_index = 0
     while room_index < last_used_room_index + MAX_FAILED_ROOMS and any(
         len(levels_by_split[split]) < level_counts[split] for split in level_counts
@@ -114,12 +114,12 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
             settings, random.Random(derive_seed(NAME, settings.level_seed, room_index))
         )
         room_index += 1
-        if level is None or (normal_form := canonicalize_level(level[0])) in used_levels:
+        if level is None or (normal_form := canonicalize_level(level[0])) in used_normal_forms:
             continue
         # Mirror images of a level have the same normal form, so they are in the same split.
         split = "train" if derive_seed(NAME, normal_form) % VAL_DIVISOR else "val"
         if len(levels_by_split[split]) < level_counts[split]:
-            used_levels.add(normal_form)
+            used_normal_forms.add(normal_form)
             levels_by_split[split].append(level)
             last_used_room_index = room_index
     if not all(levels_by_split.values()):
@@ -164,11 +164,11 @@ def generate_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, 
 def canonicalize_level(level: str) -> str:
     """Return the normal form of ``level``: the same text for its rotations and mirror images."""
     rows = level.split("\n")
-    variants = []
+    level_variants = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
-        variants += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
-    return min(variants)
+        level_variants += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
+    return min(level_variants)
 
 
 def _generate_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
@@ -202,8 +202,8 @@ def _search_backwards(
     states_by_distance = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
     next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(states_by_distance[0])
     for _ in range(max_moves):
-        new_layer: list[State] = []
-        states_by_distance.append(new_layer)
+        next_distance_states: list[State] = []
+        states_by_distance.append(next_distance_states)
         for state in states_by_distance[-2]:
             if len(next_moves) >= MAX_STATES:
                 return states_by_distance, next_moves
@@ -213,7 +213,7 @@ def _search_backwards(
                 if earlier_state not in next_moves
             }
             next_moves |= new_states
-            new_layer += new_states
+            next_distance_states += new_states
     return states_by_distance, next_moves
 
 

@@ -29,7 +29,7 @@ down, left or right, one cell per
 move. Walking into a box pushes it one cell further, if the cell behind it is free; boxes cannot \
 be pulled.
 {legend}"""
-LEGENDS = {
+LEGEND_BY_SHOWS_IMAGES = {
     False: "# wall, _ floor, . target, $ box, * box on a target, @ you, + you on a target",
     True: (
         "Walls are dark brown, targets red diamonds, boxes light brown, boxes on targets orange, "
@@ -59,14 +59,14 @@ class SokobanEnv(Env):
         action = action.strip().lower()
         states_by_move = dict(self.room.list_next_states(self.state))
         is_valid = action in states_by_move
-        placed_before = self.room.count_placed_boxes(self.state)
+        num_placed_before = self.room.count_placed_boxes(self.state)
         self.state = states_by_move.get(action, self.state)
         won = self.room.is_solved(self.state)
         message = "Every box is on a target.\n" if won else "" if is_valid else "Nothing moves.\n"
         reward = float(won)
         if self.settings.reward == "gym":
-            placed_after = self.room.count_placed_boxes(self.state)
-            reward = -0.1 + placed_after - placed_before + 10.0 * won
+            num_placed_after = self.room.count_placed_boxes(self.state)
+            reward = -0.1 + num_placed_after - num_placed_before + 10.0 * won
         info = {"won": won, "is_action_valid": is_valid}
         return self._make_observation(message), reward, won, info
 
@@ -82,7 +82,9 @@ class SokobanEnv(Env):
 def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
     if settings.prompt == "compact":
         return CompactPrompts(describe_map, append_map_description, keep_first=True)
-    return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
+    return ChatPrompts(
+        RULES.format(legend=LEGEND_BY_SHOWS_IMAGES[settings.shows_images]), example="up"
+    )
 
 
 def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:

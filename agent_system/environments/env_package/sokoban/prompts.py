@@ -31,13 +31,13 @@ def describe_map(text: str) -> str:
     agent_cell = next((cell for cell, symbol in symbols_by_cell.items() if symbol in "@+"), None)
     if agent_cell is None:
         return text
-    side_texts = [
+    obstacle_texts = [
         f"{move} {obstacle}"
         for move, direction in MOVES.items()
         if (obstacle := _describe_obstacle(symbols_by_cell, agent_cell, direction))
     ]
     description_parts = [
-        ", ".join(side_texts) or "all free",
+        ", ".join(obstacle_texts) or "all free",
         *_describe_boxes(symbols_by_cell, agent_cell),
     ]
     return f"{text_above_map}{'; '.join(description_parts)}"

@@ -23,9 +23,9 @@ class SokobanSettings(PromptSettings):
     num_boxes: Annotated[int, Ge(1), Le(4)] = 1
     """number of boxes and of targets"""
     search_depth: MoveCount = 12
-    """most moves of a shortest solution"""
+    """maximum number of moves in the shortest solution of a level"""
     min_moves: MoveCount = 2
-    """fewest moves of a shortest solution"""
+    """minimum number of moves in the shortest solution of a level"""
     reward: Literal["sparse", "gym"] = "sparse"
     """sparse: 1.0 for the last box; gym: -0.1 per move, +1 for a box put on a target, -1 for one
     moved off, +10 at the end, as in gym-sokoban"""

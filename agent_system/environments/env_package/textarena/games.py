@@ -50,11 +50,11 @@ def _list_possible_guesses(game: Any) -> list[str]:
 
 def _list_directions(game: Any) -> list[str]:
     row, column = game.state.game_state["player_pos"]
-    indices = range(game.size)
+    valid_indices = range(game.size)
     return [
         name
         for name, (row_offset, column_offset) in game.actions.items()
-        if row + row_offset in indices and column + column_offset in indices
+        if row + row_offset in valid_indices and column + column_offset in valid_indices
     ]
 
 
@@ -100,11 +100,14 @@ def list_games() -> list[str]:
     """Return the names of all available games. Needs textarena."""
     from textarena.envs.registration import ENV_REGISTRY
 
-    raw_names = [
+    available_names = [
         name.removesuffix(RAW_SUFFIX) for name in ENV_REGISTRY if name.endswith(RAW_SUFFIX)
     ]
     excluded_prefixes = tuple(EXCLUDED_GAMES)
-    return [*GAMES, *sorted(name for name in raw_names if not name.startswith(excluded_prefixes))]
+    return [
+        *GAMES,
+        *sorted(name for name in available_names if not name.startswith(excluded_prefixes)),
+    ]
 
 
 def list_variants() -> list[str]:

@@ -27,11 +27,11 @@ RULES_ALONE = """\
 You play a puzzle in text, alone. Its rules come first; each turn you see what your last move \
 did. Write one move a turn, in square brackets, inside the action tags. A move against the \
 rules is refused; two in a row end the game."""
-RULES_AGAINST = """\
+RULES_AGAINST_OPPONENT = """\
 You play a game in text against an opponent. Its rules come first; each turn you see what \
 happened since your last one. Write one move a turn, as the rules say, inside the action tags. A \
 move against the rules is refused; two in a row lose the game."""
-STARTS_PER_TASK = 20  # draws per wanted task: draws of small games repeat, and tasks must differ
+STARTS_PER_TASK = 20  # random starts per task: small games repeat starts, and tasks must differ
 MAX_OPPONENT_MOVES = 50  # maximum number of opponent moves between two moves of the policy
 
 
@@ -176,12 +176,12 @@ class TextArenaEnv(Env):
             info["admissible_actions"] = [
                 f"[{move}]" for move in self.game_description.list_moves(self.game)
             ]
-        anchor = (
+        state_key = (
             json.dumps(state.game_state[self.game_description.state])
             if self.game_description.state
             else None
         )
-        return Observation(text, anchor=anchor, info=info)
+        return Observation(text, anchor=state_key, info=info)
 
 
 def _convert_score(reward: Any) -> float:
@@ -199,8 +199,8 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     """Return one task per distinct start, up to ``train_games`` or ``val_games``."""
     games.get_game_description(settings.game)
     if settings.game not in games.GAMES:
-        numbers = get_task_number_range(split, settings.train_games, settings.val_games)
-        return [_make_task(settings, number, str(number)) for number in numbers]
+        task_numbers = get_task_number_range(split, settings.train_games, settings.val_games)
+        return [_make_task(settings, number, str(number)) for number in task_numbers]
     env = TextArenaEnv(settings)
     task_count = settings.val_games if split == "val" else settings.train_games
     tasks_by_hash: dict[str, Task] = {}
@@ -227,7 +227,7 @@ def _make_task(settings: TextArenaSettings, number: int, start_hash: str) -> Tas
 def make_prompts(settings: TextArenaSettings) -> Prompts:
     # The rules of the game itself are part of the first observation.
     env = TextArenaEnv(settings)
-    rules = RULES_ALONE if env.seat_count == 1 else RULES_AGAINST
+    rules = RULES_ALONE if env.seat_count == 1 else RULES_AGAINST_OPPONENT
     example = env.game_description.example
     return ChatPrompts(rules, example, list_actions=settings.list_actions, keep_first=True)
 

@@ -73,41 +73,42 @@ def make_games(
 
     A split has fewer games than ``counts_by_split`` requests if the settings allow only few.
     """
-    hashes: dict[str, list[str]] = {}
+    hashes_by_split: dict[str, list[str]] = {}
     write_numbered_game = functools.partial(write_game, spec=spec, folder=folder)
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         # Validation comes first. If there are too few games, only training has fewer.
         for split, count in counts_by_split.items():
             used_hashes = {
-                game_hash for split_hashes in hashes.values() for game_hash in split_hashes
+                game_hash for split_hashes in hashes_by_split.values() for game_hash in split_hashes
             }
-            hashes[split] = _write_distinct_games(
+            hashes_by_split[split] = _write_distinct_games(
                 pool, write_numbered_game, split, count, used_hashes
             )
-    return hashes
+    return hashes_by_split
 
 
 def _write_distinct_games(
     pool: Pool,
     write_numbered_game: Callable[[tuple[str, int]], str],
     split: str,
-    count: int,
+    num_games: int,
     excluded_hashes: Collection[str],
 ) -> list[str]:
     # Use a dict as an ordered set, so that the result is always the same.
-    hashes: dict[str, None] = {}
-    for first_number in range(0, GAMES_PER_TASK * count, count):
+    distinct_hashes: dict[str, None] = {}
+    for first_game_number in range(0, GAMES_PER_TASK * num_games, num_games):
         splits_and_numbers = [
-            (split, game_number) for game_number in range(first_number, first_number + count)
+            (split, game_number)
+            for game_number in range(first_game_number, first_game_number + num_games)
         ]
         # Use chunks of 1: a game takes half a second, and larger chunks would leave processes idle.
         drawn_hashes = pool.map(write_numbered_game, splits_and_numbers, chunksize=1)
-        hashes |= dict.fromkeys(
+        distinct_hashes |= dict.fromkeys(
             game_hash for game_hash in drawn_hashes if game_hash not in excluded_hashes
         )
-        if len(hashes) >= count:
+        if len(distinct_hashes) >= num_games:
             break
-    return list(hashes)[:count]
+    return list(distinct_hashes)[:num_games]
 
 
 if __name__ == "__main__":

@@ -112,13 +112,13 @@ class TextWorldEnv:
 
     def _make_observation(self, text: str) -> Observation:
         state = self._state
-        anchor = _clean_text(f"{state.description}\n{state.inventory}\n{state.score}")
+        state_key = _clean_text(f"{state.description}\n{state.inventory}\n{state.score}")
         info = {
             "won": bool(state.won),
             "admissible_actions": list(state.admissible_commands),
             "score": state.score,
         }
-        return Observation(_clean_text(text), anchor=anchor, info=info)
+        return Observation(_clean_text(text), anchor=state_key, info=info)
 
 
 def is_game_command(action: str) -> bool:

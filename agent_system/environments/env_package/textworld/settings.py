@@ -19,23 +19,23 @@ class TextWorldSettings(EnvSettings):
     level: Annotated[int, Ge(1), Le(300)] = 5
     """difficulty of coin_collector (at most 300) and treasure_hunter (at most 30)"""
     rewards: Literal["dense", "balanced", "sparse"] = "dense"
-    """frequency of rewards in simple"""
+    """frequency of rewards in games of kind simple"""
     goal: Literal["detailed", "brief", "none"] = "detailed"
-    """detail of the instructions in simple"""
+    """detail of the instructions in games of kind simple"""
     recipe: Annotated[int, Ge(1), Le(5)] = 1
-    """number of ingredients in cooking"""
+    """number of ingredients in games of kind cooking"""
     take: Annotated[int, Ge(0), Le(5)] = 1
-    """number of ingredients that must be fetched in cooking"""
+    """number of ingredients that must be fetched in games of kind cooking"""
     go: Literal[1, 6, 9, 12] = 1
-    """number of locations in cooking"""
+    """number of locations in games of kind cooking"""
     open: bool = True
-    """doors and containers are closed in cooking"""
+    """doors and containers are closed in games of kind cooking"""
     cook: bool = False
-    """ingredients must be cooked in cooking"""
+    """ingredients must be cooked in games of kind cooking"""
     cut: bool = False
-    """ingredients must be cut in cooking"""
+    """ingredients must be cut in games of kind cooking"""
     drop: bool = False
-    """the inventory is limited in cooking"""
+    """the inventory is limited in games of kind cooking"""
     train_games: PositiveInt = 100
     """number of training games"""
     val_games: PositiveInt = 24
@@ -50,14 +50,17 @@ class TextWorldSettings(EnvSettings):
     @model_validator(mode="after")
     def _check_game_parameters(self) -> "TextWorldSettings":
         if self.game == "treasure_hunter" and self.level > 30:
-            why = "treasure_hunter has the levels 1 to 30"
+            reason = "treasure_hunter has the levels 1 to 30"
             raise InvalidSettingError(
-                "level", why, "1 to 30", "a lower level, or env.textworld.game=coin_collector"
+                "level", reason, "1 to 30", "a lower level, or env.textworld.game=coin_collector"
             )
         if self.game == "cooking" and self.take > self.recipe:
-            why = "the recipe has fewer ingredients"
+            reason = "the recipe has fewer ingredients"
             raise InvalidSettingError(
-                "take", why, f"at most env.textworld.recipe={self.recipe} ingredients", "lower it"
+                "take",
+                reason,
+                f"at most env.textworld.recipe={self.recipe} ingredients",
+                "lower it",
             )
         return self
 

@@ -47,7 +47,7 @@ class GameStore:
         self.data_folder = Path(data_dir).expanduser().absolute()
         self.games_folder = self.data_folder / "games"
         self.spec = spec
-        self.counts = counts
+        self.game_counts = counts
 
     def list_game_hashes(self, split: str) -> list[str]:
         """Return the hashes of the games of ``split``. Make the games if they do not exist.
@@ -81,15 +81,17 @@ class GameStore:
 
     def _compute_settings_hash(self) -> str:
         # Include the version of the library, because other versions may make other games.
-        return hash_json([STORE_VERSION, metadata.version("textworld"), self.spec, self.counts])
+        return hash_json(
+            [STORE_VERSION, metadata.version("textworld"), self.spec, self.game_counts]
+        )
 
     def _make_games(self, index_file: Path) -> None:
         """Make the games in a new process and write their hashes to ``index_file``.
 
         Raises ``TimeoutExpired`` after ``MAX_GENERATION_S`` seconds.
         """
-        logger.info("TextWorld: making %s games of kind %s.", self.counts, self.spec["game"])
-        arguments = [json.dumps(self.spec), json.dumps(self.counts), str(available_cpus())]
+        logger.info("TextWorld: making %s games of kind %s.", self.game_counts, self.spec["game"])
+        arguments = [json.dumps(self.spec), json.dumps(self.game_counts), str(available_cpus())]
         command = [sys.executable, "-m", GENERATOR_MODULE, str(self.games_folder), *arguments]
         # The games depend on the hash seed, which only a new process can set.
         environment_variables = {
@@ -102,7 +104,7 @@ class GameStore:
         process = subprocess.Popen(
             command, env=environment_variables, stdout=pipe, stderr=pipe, text=True
         )
-        with Progress("TextWorld", sum(self.counts.values()), "games") as progress, process:
+        with Progress("TextWorld", sum(self.game_counts.values()), "games") as progress, process:
             try:
                 output, errors = self._wait_for_process(process, progress)
             finally:

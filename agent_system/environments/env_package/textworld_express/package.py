@@ -151,12 +151,12 @@ class TextWorldExpressEnv:
 
     def _start_game(self, task: Task, computes_gold_path: bool = False) -> dict[str, Any]:
         game_and_params = (task["game"], task["params"])
-        # Tasks of the same game and params differ in number and fold, which need no new load.
+        # Tasks of the same game and params differ only in number and fold: no new load is needed.
         if game_and_params != self._loaded_game_and_params:
-            problem = self._server.load(*game_and_params)
-            if problem:
+            load_error = self._server.load(*game_and_params)
+            if load_error:
                 message = (
-                    f"game {game_and_params[0]!r} with params {game_and_params[1]!r}: {problem}"
+                    f"game {game_and_params[0]!r} with params {game_and_params[1]!r}: {load_error}"
                 )
                 raise ValueError(f"env.{NAME}: {message}")
             self._loaded_game_and_params = game_and_params
@@ -168,9 +168,11 @@ class TextWorldExpressEnv:
         # Sort the actions, because their order is random. Remove duplicates, which occur
         # if several objects have the same name.
         self._possible_actions = sorted(set(state["validActions"]))
-        anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
+        state_key = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
         return Observation(
-            text, anchor=anchor, info={"won": False, "admissible_actions": self._possible_actions}
+            text,
+            anchor=state_key,
+            info={"won": False, "admissible_actions": self._possible_actions},
         )
 
 
@@ -198,10 +200,14 @@ def _list_distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[T
     all rooms to compare them, which takes 1 to 10 ms per game.
     """
     data_source = f"{NAME}/{settings.game}"
-    common_fields = {"data_source": data_source, "game": settings.game, "params": settings.params}
+    common_task_fields = {
+        "data_source": data_source,
+        "game": settings.game,
+        "params": settings.params,
+    }
     folds_by_split = {"val": settings.val_split, "train": "train"}
     candidate_tasks = [
-        {**common_fields, "fold": fold, "number": game_number}
+        {**common_task_fields, "fold": fold, "number": game_number}
         for fold in folds_by_split.values()
         for game_number in GAME_NUMBERS_BY_FOLD[fold]
     ]

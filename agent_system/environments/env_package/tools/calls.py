@@ -18,7 +18,7 @@ _ACTION_PATTERN = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
 # Only the environment writes results. A result in the text of the model is invented. It is removed
 # together with all text after it.
 _RESPONSE_PATTERN = re.compile(r"<tool_response>.*", re.DOTALL)
-# Start of a tag that one of these patterns reads.
+# Start of a tag of a tool call, a tool result, a thinking level, a thought or an action.
 _TAG_START = re.compile("<(?=/?(?:tool_call|tool_response|level|think|action)>)")
 
 
@@ -106,10 +106,12 @@ def parse_tool_response(response: str) -> str:
     >>> parse_tool_response('<tool_response>{"name": "lookup", "result": 12}</tool_response>')
     '12'
     """
-    answer = json.loads(response.removeprefix("<tool_response>").removesuffix("</tool_response>"))
-    if "error" in answer:
-        text = f"Error: {answer['error']}"
+    response_fields = json.loads(
+        response.removeprefix("<tool_response>").removesuffix("</tool_response>")
+    )
+    if "error" in response_fields:
+        text = f"Error: {response_fields['error']}"
     else:
-        value = answer["result"]
+        value = response_fields["result"]
         text = value if isinstance(value, str) else json.dumps(value)
     return text.encode(errors="replace").decode()

@@ -115,9 +115,9 @@ def _make_question(rng: random.Random, first_item: str, second_item: str) -> Tas
     first_number, second_number = rng.randrange(2, 10), rng.randrange(2, 10)
     template_index = rng.randrange(len(_EXAMPLE_TABLES["questions"]))
     template = _EXAMPLE_TABLES["questions"][template_index]
-    names = {"first": first_item, "second": second_item}
-    items = {"a": generate_item_table()[first_item], "b": generate_item_table()[second_item]}
-    expression = template["expression"].format(n=first_number, m=second_number, **items)
+    item_names = {"first": first_item, "second": second_item}
+    item_values = {"a": generate_item_table()[first_item], "b": generate_item_table()[second_item]}
+    expression = template["expression"].format(n=first_number, m=second_number, **item_values)
     return {
         "task_id": (
             f"{DATA_SOURCE}/{template_index}-{first_item}-{second_item}"
@@ -127,13 +127,14 @@ def _make_question(rng: random.Random, first_item: str, second_item: str) -> Tas
         "messages": [
             {
                 "role": "user",
-                "content": template["text"].format(n=first_number, m=second_number, **names),
+                "content": template["text"].format(n=first_number, m=second_number, **item_names),
             }
         ],
         "ground_truth": str(calculator(expression)),
         "extra_info": {
             "lookups": [
-                lookup_template.format(**names).split() for lookup_template in template["lookups"]
+                lookup_template.format(**item_names).split()
+                for lookup_template in template["lookups"]
             ],
             "sum": expression,
         },

@@ -65,17 +65,21 @@ class McpConnection:
         from mcp_types import CONNECTION_CLOSED
 
         try:
-            result = self._call_session(
+            call_result = self._call_session(
                 self._session.call_tool, name, arguments, timeout_s=self._timeout_s
             )
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 raise
             raise ToolServerLostError(f"{self._command}: the server has ended") from error
-        text = "\n".join(block.text for block in result.content if hasattr(block, "text"))
-        if result.is_error:
+        text = "\n".join(
+            content_block.text
+            for content_block in call_result.content
+            if hasattr(content_block, "text")
+        )
+        if call_result.is_error:
             raise McpToolError(text)
-        structured_content = result.structured_content
+        structured_content = call_result.structured_content
         # Unwrap the result. The protocol wraps values that are no objects into {"result": ...}.
         if isinstance(structured_content, dict) and set(structured_content) == {"result"}:
             return structured_content["result"]

@@ -65,8 +65,8 @@ class Toolbox:
             raise
 
     def close(self) -> None:
-        for server in self.connections:
-            server.close()
+        for connection in self.connections:
+            connection.close()
         self.connections = []
 
     def _add_tools(self, tools: Sequence[toolbox.Tool]) -> None:
@@ -145,14 +145,14 @@ class ToolsEnv:
 
 
 def _add_system_instructions(
-    opening: list[dict[str, str]], instructions: str
+    opening_messages: list[dict[str, str]], instructions: str
 ) -> list[dict[str, str]]:
-    first_message = opening[0]
+    first_message = opening_messages[0]
     if first_message["role"] != "system":
-        return [{"role": "system", "content": instructions}, *opening]
+        return [{"role": "system", "content": instructions}, *opening_messages]
     return [
         {"role": "system", "content": f"{first_message['content']}\n\n{instructions}"},
-        *opening[1:],
+        *opening_messages[1:],
     ]
 
 
@@ -204,8 +204,8 @@ def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
 def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
     """Return the tasks of the data files. Without files, return generated example questions."""
     if settings.train_files or settings.val_files:
-        row_tasks = list_file_tasks(settings, split, f"env.{NAME}")
-        return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(row_tasks)]
+        file_tasks = list_file_tasks(settings, split, f"env.{NAME}")
+        return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(file_tasks)]
     return example.list_tasks(settings, split)
 
 

@@ -11,7 +11,7 @@ from verl.config.settings import ConfigError, NamesCode, PositiveInt, Section, S
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
-LOOKUP_SUFFIX = ".tools.example:lookup"
+LOOKUP_IMPORT_SUFFIX = ".tools.example:lookup"
 
 
 class McpServer(Section):
@@ -68,7 +68,9 @@ class ToolsSettings(DatasetSettings):
             getattr(self, key)
             and not self.train_files
             and not self.val_files
-            and not any(import_path.endswith(LOOKUP_SUFFIX) for import_path in self.functions)
+            and not any(
+                import_path.endswith(LOOKUP_IMPORT_SUFFIX) for import_path in self.functions
+            )
         ):
             raise ConfigError(
                 f"env.tools.{key} without data.train_files: only the lookup of the example can "

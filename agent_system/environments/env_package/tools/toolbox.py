@@ -26,8 +26,8 @@ class Tool:
 
     def __init__(self, name: str, description: str, parameters: Mapping[str, Any]) -> None:
         self.name = name
-        function = {"name": name, "description": description, "parameters": dict(parameters)}
-        self.openai_schema = {"type": "function", "function": function}
+        function_schema = {"name": name, "description": description, "parameters": dict(parameters)}
+        self.openai_schema = {"type": "function", "function": function_schema}
 
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool and return a result that JSON can encode.
@@ -58,12 +58,14 @@ class PythonTool(Tool):
                 f"arguments of {self.name}: {'; '.join(problem_texts)}"
             ) from error
         # Pass only arguments of the call, so that the function applies its own defaults.
-        names = validated_arguments.model_fields_set
-        return self._function(**{name: getattr(validated_arguments, name) for name in names})
+        argument_names = validated_arguments.model_fields_set
+        return self._function(
+            **{name: getattr(validated_arguments, name) for name in argument_names}
+        )
 
 
 def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
-    fields: dict[str, Any] = {}
+    model_fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
@@ -71,15 +73,15 @@ def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
                 "parameters that can be passed by name; fix: replace it by such parameters"
             )
         annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
-        fields[name] = (
+        model_fields[name] = (
             annotation,
             ... if parameter.default is parameter.empty else parameter.default,
         )
-    return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+    return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **model_fields)
 
 
 def _remove_schema_titles(schema: object) -> Any:
-    """Remove the titles of pydantic, which only repeat the keys."""
+    """Return ``schema`` without the titles that pydantic adds: they only repeat the keys."""
     if isinstance(schema, dict):
         return {
             key: _remove_schema_titles(value)
@@ -120,7 +122,7 @@ def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
 class CallOutcome:
     """Outcome of a call: the value that the tool returned, or an error message for the model."""
 
-    name: str | None  # called function; None: not readable
+    name: str | None  # name of the called function; None: the call cannot be parsed
     value: Any = None
     error: str | None = None
     is_valid: bool = True  # False if the call was malformed or refused
@@ -151,8 +153,8 @@ def run_calls(
             outcomes.append(CallOutcome(None, error=str(error), is_valid=False))
             continue
         outcomes.append(CallOutcome(call.name, error=f"no answer within {timeout_s:g} s"))
-        arguments = (call_index, call)
-        threads.append(threading.Thread(target=store_outcome, args=arguments, daemon=True))
+        thread_arguments = (call_index, call)
+        threads.append(threading.Thread(target=store_outcome, args=thread_arguments, daemon=True))
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_s

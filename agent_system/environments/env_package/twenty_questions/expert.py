@@ -97,8 +97,10 @@ class TwentyQuestionsExpert:
 
         These candidates remain if a question about ``attribute`` gets this answer.
         """
-        answers = Counter(self._knowledge.get_answer(word, attribute) for word in self.candidates)
-        return max(answers.values())
+        answer_counts = Counter(
+            self._knowledge.get_answer(word, attribute) for word in self.candidates
+        )
+        return max(answer_counts.values())
 
     def _filter_candidates(self, attribute: str, answer: Answer) -> None:
         self.answered_attributes.append((attribute, answer))

@@ -38,7 +38,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move of the policy: a guess, or a question if ``guess`` is None. Empty ones are invalid."""
+    """Move of the policy: a guess, or a question if ``guess`` is None. If empty, it is invalid."""
 
     guess: str | None
     question: str
@@ -53,12 +53,12 @@ def read_move(text: str) -> Move:
     # Ignore moves in thoughts, even in a thought without closing tag.
     text = remove_thoughts(text)
     tagged_actions = _ACTION_PATTERN.findall(text)
-    content = (tagged_actions[-1] if tagged_actions else text).strip()
-    guesses = _GUESS_PATTERN.findall(content)
+    move_text = (tagged_actions[-1] if tagged_actions else text).strip()
+    guesses = _GUESS_PATTERN.findall(move_text)
     if guesses:
         word = _normalize_word(guesses[-1])
         return Move(word, "", bool(word))
-    question = " ".join(content.split())
+    question = " ".join(move_text.split())
     return Move(None, question, any(character.isalpha() for character in question))
 
 
@@ -101,8 +101,8 @@ def apply_move(
     elif is_guess:
         reply = RIGHT_REPLY if won else WRONG_REPLY
     else:
-        prompt = build_gamemaster_prompt(state["solution"], move.question)
-        reply = f"{read_answer(gamemaster(prompt))}."
+        gamemaster_prompt = build_gamemaster_prompt(state["solution"], move.question)
+        reply = f"{read_answer(gamemaster(gamemaster_prompt))}."
     if not done:
         reply += f" {turns_left} left."
     turns = [*state["turns"], (f"[{move.guess}]" if is_guess else move.question, reply)]

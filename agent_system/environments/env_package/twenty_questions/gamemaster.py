@@ -138,11 +138,11 @@ def answer_question(word: str, question: str) -> Answer:
     return _OPPOSITE_ANSWERS[answer] if negation_count % 2 else answer
 
 
-def _answer_spelling_question(name: str, normalized_question: str) -> Answer | None:
+def _answer_spelling_question(secret_word: str, normalized_question: str) -> Answer | None:
     check_by_relation = {
-        "starts": name.startswith,
-        "ends": name.endswith,
-        "contains": name.__contains__,
+        "starts": secret_word.startswith,
+        "ends": secret_word.endswith,
+        "contains": secret_word.__contains__,
     }
     for relation, pattern in _SPELLING_PATTERNS.items():
         if match := pattern.search(normalized_question):
@@ -150,16 +150,18 @@ def _answer_spelling_question(name: str, normalized_question: str) -> Answer | N
     return None
 
 
-def _answer_size_question(size: int, normalized_question: str) -> Answer | None:
+def _answer_size_question(secret_word_size: int, normalized_question: str) -> Answer | None:
     match = _COMPARISON_PATTERN.search(normalized_question)
     if not match:
         return None
     knowledge = load_knowledge()
     other_thing = knowledge.things.get(match[2])
     other_size = other_thing.size if other_thing else knowledge.sizes_by_name.get(match[2])
-    if other_size is None or other_size == size:
+    if other_size is None or other_size == secret_word_size:
         return Answer.UNKNOWN
-    return Answer.YES if (size < other_size) == (match[1] in _SMALLER_WORDS) else Answer.NO
+    return (
+        Answer.YES if (secret_word_size < other_size) == (match[1] in _SMALLER_WORDS) else Answer.NO
+    )
 
 
 def _answer_attribute_question(word: str, normalized_question: str) -> Answer:
@@ -195,5 +197,5 @@ def _make_phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
     # A phrase that is the name of a thing and of an attribute means the attribute.
     for name, attribute in knowledge.attributes.items():
         names_by_phrase |= dict.fromkeys(map(normalize_question, attribute.phrases), name)
-    longest_first = sorted(names_by_phrase, key=lambda phrase: (-len(phrase), phrase))
-    return re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b"), names_by_phrase
+    phrases_longest_first = sorted(names_by_phrase, key=lambda phrase: (-len(phrase), phrase))
+    return re.compile(rf"\b({'|'.join(map(re.escape, phrases_longest_first))})\b"), names_by_phrase

@@ -73,8 +73,8 @@ def load_knowledge() -> Knowledge:
         if not line or line.startswith("#"):
             continue
         if line.startswith("size "):
-            size_text, names = line.removeprefix("size ").split("|")
-            sizes_by_name |= dict.fromkeys(_split_list(names), int(size_text))
+            size_text, name_list = line.removeprefix("size ").split("|")
+            sizes_by_name |= dict.fromkeys(_split_list(name_list), int(size_text))
         elif "|" in line:
             name, attribute = _parse_attribute(line)
             attributes[name] = attribute
@@ -97,11 +97,13 @@ def _parse_attribute(line: str) -> tuple[str, Attribute]:
 def _parse_thing(line: str, attributes: Mapping[str, Attribute]) -> tuple[str, Thing]:
     name, _, description = line.partition(" = ")
     size_text, _, attribute_list = description.partition(";")
-    names = attribute_list.split()
-    positive_names = [name for name in names if not name.startswith("~")]
-    true_attributes = frozenset(_add_implied_attributes(positive_names, attributes))
+    attribute_names = attribute_list.split()
+    stated_attribute_names = [name for name in attribute_names if not name.startswith("~")]
+    true_attributes = frozenset(_add_implied_attributes(stated_attribute_names, attributes))
     # An implied attribute is true, even if the line marks it as uncertain.
-    uncertain_attributes = {name[1:] for name in names if name.startswith("~")} - true_attributes
+    uncertain_attributes = {
+        name[1:] for name in attribute_names if name.startswith("~")
+    } - true_attributes
     return name, Thing(int(size_text), true_attributes, frozenset(uncertain_attributes))
 
 

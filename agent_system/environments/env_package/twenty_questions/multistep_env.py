@@ -99,8 +99,8 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     def _choose_word(self, task_info: dict[str, Any]) -> str:
         words = game.select_split_words("train", self.words)
-        row = json.dumps(task_info, sort_keys=True, default=str)
-        return words[derive_seed(self.seed, row) % len(words)]
+        row_json = json.dumps(task_info, sort_keys=True, default=str)
+        return words[derive_seed(self.seed, row_json) % len(words)]
 
     def get_train_dataset(self) -> Any:
         """Return a dataset of the training words in random order, with the column ``solution``."""

@@ -93,8 +93,8 @@ class TwentyQuestionsGame:
         answer_texts = sorted(
             f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"]
         )
-        anchor = " | ".join([str(self.state["left"]), *answer_texts])
-        return Observation(self.state["reply"], anchor=anchor)
+        state_key = " | ".join([str(self.state["left"]), *answer_texts])
+        return Observation(self.state["reply"], anchor=state_key)
 
     def close(self) -> None:
         close_method = getattr(self.gamemaster, "close", None)

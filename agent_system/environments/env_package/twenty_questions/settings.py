@@ -40,16 +40,18 @@ class TwentyQuestionsSettings(PromptSettings):
 
     @model_validator(mode="after")
     def _require_known_words(self) -> "TwentyQuestionsSettings":
-        needs_table = self.gamemaster == "embedded" or self.clues > 0
-        unknown = find_unknown_words(self.words) if needs_table else []
-        if unknown:
-            names = ", ".join(unknown)
-            why = f"the embedded gamemaster does not know {names}"
+        needs_knowledge_table = self.gamemaster == "embedded" or self.clues > 0
+        unknown_words = find_unknown_words(self.words) if needs_knowledge_table else []
+        if unknown_words:
+            words_text = ", ".join(unknown_words)
+            reason = f"the embedded gamemaster does not know {words_text}"
             fix = "use such words, or a gamemaster that knows them"
             if self.gamemaster != "embedded":
-                why = f"clues={self.clues} are attributes in knowledge.txt, which lacks {names}"
+                reason = (
+                    f"clues={self.clues} are attributes in knowledge.txt, which lacks {words_text}"
+                )
                 fix = "use such words, or env.twenty_questions.clues=0"
-            raise InvalidSettingError("words", why, "words of knowledge.txt", fix)
+            raise InvalidSettingError("words", reason, "words of knowledge.txt", fix)
         return self
 
     def list_max_step_waits(self) -> Mapping[str, float]:

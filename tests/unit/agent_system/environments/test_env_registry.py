@@ -95,7 +95,7 @@ def test_users_register_an_import_path_or_a_function():
         return registry.get_package("by_path")
 
     assert registry.get_package("by_path").name == "faulty"
-    assert registry.find_entry("by_function").target.startswith(f"{__name__}:")
+    assert registry.find_entry("by_function").import_path.startswith(f"{__name__}:")
 
 
 def test_environment_layer_imports_neither_torch_nor_ray():

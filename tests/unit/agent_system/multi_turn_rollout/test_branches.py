@@ -72,7 +72,7 @@ def test_branch_replays_turns_and_begins_with_the_level(world, tokenizer):
     assert first.prompt_ids == prompt + prefix
     assert first.max_tokens == world.settings.max_turn_tokens - len(prefix)
     assert [replayed.action for replayed in branch.turns[:2]] == [t.action for t in whole.turns[:2]]
-    assert [replayed.num_forced for replayed in branch.turns[:3]] == [0, 0, len(prefix)]
+    assert [replayed.num_forced_tokens for replayed in branch.turns[:3]] == [0, 0, len(prefix)]
     assert branch.turns[2].parsed.level == 3
     assert (branch.aborted, branch.start_state) == (None, whole.start_state)
 

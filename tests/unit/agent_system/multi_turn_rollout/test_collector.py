@@ -20,7 +20,7 @@ from agent_system.multi_turn_rollout.engine_client import (
 from agent_system.multi_turn_rollout.packing import select_groups_with_differing_returns
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
-from agent_system.tokens.bridge import CUT
+from agent_system.tokens.bridge import TOKEN_SPLIT_CHARACTER
 from tests.helpers.number_line_world import Group, make_config, make_world, walk, walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -584,5 +584,5 @@ def test_reward_model_gets_observations_without_cut_marks(history):
         collector.close()
     conversations = [messages for messages in data.non_tensor_batch["messages"] if messages]
     for message in (message for messages in conversations for message in messages):
-        assert CUT not in message["content"]
+        assert TOKEN_SPLIT_CHARACTER not in message["content"]
         assert message["role"] != "user" or "target is" in message["content"]

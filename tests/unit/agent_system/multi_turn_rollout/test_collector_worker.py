@@ -241,7 +241,7 @@ EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
 )
 def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand, returns, expanded):
     generation = FakeGeneration(monkeypatch, returns)
-    settings = SimpleNamespace(alternatives=RLVCRSettings(expand=expand))
+    settings = SimpleNamespace(alternatives_settings=RLVCRSettings(expand=expand))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", 0) for index in (0, 1)]
     group = world.runner.run(
         world.worker._generate_group(SimpleNamespace(settings=settings), specs)
@@ -254,7 +254,7 @@ def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand,
 def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expanded):
     generation = FakeGeneration(monkeypatch, (0.0, 1.0, 0.5), failed=(2,))
     world.config.env.on_abort = on_abort
-    settings = SimpleNamespace(alternatives=RLVCRSettings(expand="mixed_groups"))
+    settings = SimpleNamespace(alternatives_settings=RLVCRSettings(expand="mixed_groups"))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", 0) for index in (0, 1, 2)]
     world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
     assert generation.expanded == expanded
@@ -262,7 +262,7 @@ def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expa
 
 def test_no_turn_gets_alternatives_if_they_are_off(world, monkeypatch):
     generation = FakeGeneration(monkeypatch, (0.0, 1.0))
-    settings = SimpleNamespace(alternatives=None)
+    settings = SimpleNamespace(alternatives_settings=None)
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", 0) for index in (0, 1)]
     world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
     assert generation.expanded == []
@@ -278,15 +278,15 @@ def test_default_collector_name_is_the_first(tokenizer):
 @pytest.mark.parametrize("levels", [True, False])
 def test_context_has_codec_and_sampler_if_levels_are_on(world, levels):
     alternatives = RLVCRSettings(alternatives="one", max_alternative_tokens=64) if levels else None
-    settings = replace(world.settings, requests_levels=levels, alternatives=alternatives)
+    settings = replace(world.settings, requests_levels=levels, alternatives_settings=alternatives)
     context = world.worker._make_context(settings)
-    assert (context.codec is not None) == levels == (context.alternatives is not None)
-    if context.alternatives is not None:
-        assert context.alternatives.settings == alternatives
-        assert context.alternatives._encode == world.worker._bridge.encode_text
+    assert (context.codec is not None) == levels == (context.alternative_sampler is not None)
+    if context.alternative_sampler is not None:
+        assert context.alternative_sampler.settings == alternatives
+        assert context.alternative_sampler._encode == world.worker._bridge.encode_text
     # Levels without alternative thoughts.
     plain = world.worker._make_context(replace(world.settings, requests_levels=True))
-    assert plain.alternatives is None and plain.codec is not None
+    assert plain.alternative_sampler is None and plain.codec is not None
 
 
 def test_finished_trajectories_are_counted_over_all_calls(world):

@@ -18,7 +18,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import make_rollout_specs
 from agent_system.reward_manager import load_reward_manager
-from agent_system.tokens.bridge import CUT, ChatBridge
+from agent_system.tokens.bridge import TOKEN_SPLIT_CHARACTER, ChatBridge
 from tests.helpers.chat_tokenizers import make_forgetful_tokenizer
 from tests.helpers.number_line_world import Group, make_config, make_world, walk
 from tests.helpers.policy_rows import actor_of
@@ -365,7 +365,7 @@ def test_text_of_a_summary_never_acts_as_a_token(tokenizer, history, prompt):
     (system,) = first_messages()
     for row in rows:
         prompt_ids = row_tokens(data, row)[: columns["steps"][row][0].span[0]]
-        assert text in tokenizer.decode(prompt_ids).replace(CUT, "")
+        assert text in tokenizer.decode(prompt_ids).replace(TOKEN_SPLIT_CHARACTER, "")
         assert prompt_ids.count(start) == 3, "system, user, assistant"
         assert prompt_ids.count(tag) == system["content"].count("<action>")
 

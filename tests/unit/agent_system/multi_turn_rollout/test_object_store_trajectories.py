@@ -112,7 +112,7 @@ def add_turn(draw: random.Random, ledgers: list[TokenLedger], step: int, options
         "look",
         StopReason.STOP,
     )
-    turn.num_forced = forced
+    turn.num_forced_tokens = forced
     turn.is_action_valid = draw.random() < 0.5
     turn.action = draw.choice(["left", "right"])
     turn.reward = draw.random()

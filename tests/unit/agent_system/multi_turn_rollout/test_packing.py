@@ -20,7 +20,7 @@ from agent_system.multi_turn_rollout.packing import (
     select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
-from agent_system.tokens.bridge import CUT
+from agent_system.tokens.bridge import TOKEN_SPLIT_CHARACTER
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import ParsedTurn, ParseFailure
@@ -260,7 +260,7 @@ def test_level_information_is_equal_in_training_and_validation(name):
 
 
 def test_turn_record_holds_the_parsed_level():
-    parsed_turn = make_turn(0, 0, 10, 20, parsed=parsed(), num_forced=1)
+    parsed_turn = make_turn(0, 0, 10, 20, parsed=parsed(), num_forced_tokens=1)
     record = make_turn_record(parsed_turn)
     assert (record.level, record.level_forced, record.parse_failure) == (3, True, None)
     assert (record.thought_tokens, record.num_tokens) == (2, 9)
@@ -275,7 +275,7 @@ def test_row_turns_for_scoring():
     for number, turn in enumerate(trajectory.turns):
         turn.parsed = parsed()
         turn.alternatives = alternatives
-        turn.num_forced = number
+        turn.num_forced_tokens = number
     assert build_row_turns(build_rows([trajectory])) == [
         [
             RowTurn(0, 3, [1, 2], parsed(), alternatives, 0),
@@ -295,8 +295,8 @@ def test_trajectories_of_the_rows_are_listed_once():
 
 def test_conversation_is_rebuilt_without_cut_marks():
     observations = [
-        {"role": "user", "content": f"<{CUT}|a|>"},
-        {"role": "user", "content": f"b{CUT}"},
+        {"role": "user", "content": f"<{TOKEN_SPLIT_CHARACTER}|a|>"},
+        {"role": "user", "content": f"b{TOKEN_SPLIT_CHARACTER}"},
     ]
     turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
     trajectory = SimpleNamespace(shown_messages=observations)

@@ -76,7 +76,7 @@ def expected_prompts(bridge: ChatBridge, kind: str, turns: int, reader: ReplyRea
         for turn in range(turns):
             messages += [{"role": "assistant", **form(turn)}]
             messages += [{"role": "user", "content": f"You see a desk {turn + 1}."}]
-        if bridge.template.takes_system:
+        if bridge.template.renders_system_message:
             messages = [dict(SYSTEM), *messages]
         else:
             messages[0]["content"] = f"{SYSTEM['content']}\n\n{messages[0]['content']}"

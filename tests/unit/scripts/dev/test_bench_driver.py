@@ -10,7 +10,7 @@ from scripts.dev.recipes import MODELS
 from verl.config.memory import count_micro_batch_tokens
 from verl.single_controller.ray.local import stop_ray
 
-SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
+SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled_tokens=3, observation_tokens=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,9 +39,9 @@ def test_nested_part_is_not_counted_twice(monkeypatch):
 
 def test_every_part_of_a_step_is_measured(cost):
     others = {driver.JOURNAL_PART, driver.COLLECTOR_PART, driver.OTHER_PROCESSES}
-    assert set(cost.seconds) == {*driver.PARTS, *others}
+    assert set(cost.seconds) == {*driver.BLOCKING_PARTS, *others}
     assert min(cost.seconds.values()) >= 0
-    blocking_s = sum(cost.seconds[part] for part in driver.PARTS)
+    blocking_s = sum(cost.seconds[part] for part in driver.BLOCKING_PARTS)
     assert cost.blocking_ms == pytest.approx(1e3 * blocking_s / 96)
 
 
@@ -63,7 +63,7 @@ def test_costs_are_printed_as_a_table(capsys, tmp_path):
     driver.main(["--rows", "64", "128", "--turns", "2", "--json", str(tmp_path / "costs.json")])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[2] == "| ms of CPU per row | 64 rows | 128 rows |"
-    assert len(lines) == 4 + len(driver.PARTS) + 3
+    assert len(lines) == 4 + len(driver.BLOCKING_PARTS) + 3
     assert '"rows": 128' in (tmp_path / "costs.json").read_text()
 
 

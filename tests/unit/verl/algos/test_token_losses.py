@@ -90,8 +90,8 @@ def test_loss_receives_zeros_at_unsampled_positions():
     assert tokens.old_log_prob.tolist() == [[-1.0, 0.0]]
     assert tokens.log_prob.tolist() == [[-2.0, 0.0]]
     assert tokens.advantages.tolist() == [[3.0, 0.0]]
-    assert not tokens.selected.any()
-    assert (tokens.low, tokens.high, tokens.ceiling) == (0.2, 0.2, 3.0)
+    assert not tokens.selected_tokens.any()
+    assert (tokens.low, tokens.high, tokens.ratio_ceiling) == (0.2, 0.2, 3.0)
 
 
 def test_tokens_are_averaged_by_default():

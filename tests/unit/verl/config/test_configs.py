@@ -182,11 +182,11 @@ def test_plan_counts_match_values_by_hand():
     cfg = load_config("quickstart")
     plan = make_plan(cfg, PlanFacts(cores=4, train_tasks=2000, val_tasks=128))
     assert isinstance(plan, PPOPlan)
-    assert (plan.trajectories, plan.max_rows, plan.turns_at_most) == (128, 128, 128 * 15)
+    assert (plan.trajectories, plan.max_rows, plan.max_turns) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
-    assert plan.method_tokens_at_most == {
+    assert plan.max_extra_tokens_by_purpose == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
     }
     assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (2, 2, 1, 128)

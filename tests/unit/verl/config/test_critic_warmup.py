@@ -44,4 +44,4 @@ def test_number_of_steps_is_checked_as_soon_as_it_is_known():
 def test_evaluation_needs_no_update():
     overrides = ("trainer.total_training_steps=10", f"{WARMUP}=10")
     assert plan("trainer.val_only=true", *overrides).find_problems() == []
-    assert plan(*overrides, audit="4 turns").find_problems() == []
+    assert plan(*overrides, audit_text="4 turns").find_problems() == []

@@ -46,7 +46,9 @@ def measure_packed_log_prob_gap(lm):
     """Return the largest difference (nats) between log-probs of packed and of plain passes."""
     with architecture._without_dropout_and_gradient(lm):
         architecture._require_packed_attention(lm)
-        forward_kind = PackedForward(PACKED_ATTENTION, logits_by_forward=forward_changes_logits(lm))
+        forward_kind = PackedForward(
+            PACKED_ATTENTION, computes_logits_by_forward=forward_changes_logits(lm)
+        )
         return architecture._measure_smallest_log_prob_gap(lm, forward_kind)
 
 
@@ -284,7 +286,7 @@ def test_model_that_cannot_be_packed_has_row_wise_passes_for_a_reason(name):
     model = prepare_for_training(build_model(config()))
     forward_kind = PolicyModel(model).forward_kind
     assert isinstance(forward_kind, RowWiseForward)
-    assert re.search(reason, forward_kind.reason)
+    assert re.search(reason, forward_kind.not_packed_reason)
     rows, branches = random_rows_and_branches()
     actual = score_packed(model, rows, branches)
     for scores, plain in zip(actual, score_one_by_one(model, rows, branches), strict=True):
@@ -320,7 +322,9 @@ def test_models_without_packed_attention_are_detected(name):
 def test_layers_with_a_state_are_found_without_the_config(monkeypatch, name, layer):
     monkeypatch.setattr(architecture, "find_packing_problems", lambda config: [])
     forward_kind = choose_forward_kind(build_model(ROW_WISE[name][0]()))
-    assert isinstance(forward_kind, RowWiseForward) and re.search(layer, forward_kind.reason)
+    assert isinstance(forward_kind, RowWiseForward) and re.search(
+        layer, forward_kind.not_packed_reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -509,7 +513,10 @@ def test_attention_outside_the_interface_is_loaded_for_row_wise_passes(tmp_path)
     )
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     forward_kind = PolicyModel(load_causal_lm(tmp_path)).forward_kind
-    assert isinstance(forward_kind, RowWiseForward) and "AttentionInterface" in forward_kind.reason
+    assert (
+        isinstance(forward_kind, RowWiseForward)
+        and "AttentionInterface" in forward_kind.not_packed_reason
+    )
 
 
 def test_refusal_names_the_directory(tmp_path):

@@ -63,7 +63,7 @@ def mean_plain_log_prob(plain, data):
 def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
     policy, plain = build_pair(name)
     assert isinstance(policy.forward_kind, RowWiseForward) == (name in ROW_WISE)
-    assert policy.forward_kind.logits_by_forward == any(
+    assert policy.forward_kind.computes_logits_by_forward == any(
         key in name for key in ("gemma", "granite", "cohere", "nanochat", "minicpm", "falcon-h1")
     )
     data = add_branches(random_rows(ROWS))
@@ -103,7 +103,11 @@ def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_prediction_without_weights_is_the_choice_at_load(name):
     chosen = get_forward_kind(prepare_for_training(build_family(FAMILIES[name]())))
-    expected = ("", chosen.limit) if isinstance(chosen, PackedForward) else (chosen.reason, None)
+    expected = (
+        ("", chosen.max_row_tokens)
+        if isinstance(chosen, PackedForward)
+        else (chosen.not_packed_reason, None)
+    )
     config = FAMILIES[name]()
     assert predict_packing_support(config) == expected
     assert config._attn_implementation is None, "the config of the caller was changed"
@@ -112,8 +116,8 @@ def test_prediction_without_weights_is_the_choice_at_load(name):
 def test_short_rows_of_a_windowed_model_are_packed():
     policy, _ = build_pair("mistral")
     forward_kind = policy.forward_kind
-    assert isinstance(forward_kind, PackedForward) and forward_kind.long_rows is not None
-    assert forward_kind.limit == 10
+    assert isinstance(forward_kind, PackedForward) and forward_kind.long_row_forward is not None
+    assert forward_kind.max_row_tokens == 10
     assert forward_kind.count_tokens(10, []) == 10
     assert policy.lm.config._attn_implementation == forward_kind.attention
     mean_log_prob(policy, random_rows(ROWS))
@@ -129,8 +133,8 @@ def test_sequences_of_similar_length_share_a_pass():
 def test_rotary_embeddings_by_length_are_computed_without_padding():
     policy, _ = build_pair("phi3-longrope")
     forward_kind = policy.forward_kind
-    assert isinstance(forward_kind, PackedForward) and forward_kind.long_rows is not None
-    assert forward_kind.long_rows.padded is False
+    assert isinstance(forward_kind, PackedForward) and forward_kind.long_row_forward is not None
+    assert forward_kind.long_row_forward.should_pad is False
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "mistral", "qwen3", "cohere"])

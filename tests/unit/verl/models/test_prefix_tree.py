@@ -122,7 +122,7 @@ def test_log_probs_and_gradients_equal_those_of_separate_rows(policy, drawn, blo
     weights = [torch.randn(len(s) - 1, generator=draw).double() / num_tokens for s in sequences]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_calls, "BLOCK_QUERIES", block[0])
-        patch.setattr(attention_calls, "CALL_PAIRS", block[1])
+        patch.setattr(attention_calls, "CALL_OVERHEAD_PAIRS", block[1])
         patch.setattr(packed_layout, "MAX_MASKED_LENGTH", long)
         packed = pack_rows(rows, branches, prefix_tree=True)
         total, log_probs = sum_scores(policy, packed, list_paths(packed, rows), sequences, weights)
@@ -160,7 +160,7 @@ def test_longest_sequence_of_a_family_is_one_segment():
     rows.append(torch.tensor([1, 2, 3, 10, 12]))
     layout = pack_rows(rows, prefix_tree=True).layout
     assert layout.lengths == (3, 6, 2, 1)
-    assert layout.starts == (0, 0, 3, 4)
+    assert layout.prefix_lengths == (0, 0, 3, 4)
     assert layout.parents == (-1, -1, 1, 2)
 
 
@@ -169,7 +169,7 @@ def test_rows_without_branches_keep_their_order_unless_merged():
     packed = pack_rows(rows)
     assert torch.equal(packed.input_ids, torch.cat(rows))
     assert packed.row_positions.tolist() == list(range(9)) and packed.offsets == [0, 3, 5, 6]
-    assert packed.layout.starts == (0, 0, 0, 0)
+    assert packed.layout.prefix_lengths == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("prefix_tree", "lengths"), [(True, (3, 20, 17)), ("auto", (20, 20, 3))])
@@ -202,6 +202,6 @@ def test_branches_outside_their_row_are_refused(start):
 
 def test_rows_are_merged_automatically_where_it_saves_enough():
     rows = sort_sequences([np.array(row) for row in ([1] * 10, [1, 2] * 45, [1] * 4 + [3] * 96)])
-    assert rows.order == [0, 2, 1] and rows.shared == [0, 4, 1]
+    assert rows.order == [0, 2, 1] and rows.shared_lengths == [0, 4, 1]
     assert should_merge_rows(rows, 200, True) and not should_merge_rows(rows, 200, False)
     assert should_merge_rows(rows, 50, "auto") and not should_merge_rows(rows, 51, "auto")

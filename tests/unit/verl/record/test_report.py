@@ -422,9 +422,9 @@ def test_smoothing_has_no_bias_towards_the_start():
 def test_long_series_are_thinned():
     xs = list(range(10_000))
     ends = [float(x) for x in xs]
-    series = Series("x", xs, [0.5] * 10_000, "accent", left=ends, right=ends).limit_points()
+    series = Series("x", xs, [0.5] * 10_000, "accent", x_low=ends, x_high=ends).limit_points()
     assert len(series.xs) <= MAX_POINTS + 1 and series.xs[-1] == 9_999
-    assert series.left == series.right == series.xs
+    assert series.x_low == series.x_high == series.xs
 
 
 def test_stacked_layers_are_summed():
@@ -473,7 +473,7 @@ def test_points_have_their_own_axis():
 
 
 def test_points_have_whiskers_in_both_directions():
-    point = Series("a", [12.0], [0.5], "accent", [0.25], [0.75], left=[10.0], right=[16.0])
+    point = Series("a", [12.0], [0.5], "accent", [0.25], [0.75], x_low=[10.0], x_high=[16.0])
     svg = draw_svg(Chart("t", "won", [point], "points", "tokens", width=600, height=200))
     upright, sideways = re.findall(r'class="whisker c-accent" d="M([^"]+)"', svg)
     hover = read_hover_data(svg)

@@ -237,7 +237,9 @@ def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_be
     assert token is not None and stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(PRIVATE_DIRECTORY.stat().st_mode) == 0o700
     addresses = listening_addresses(sockets_before)
-    assert all(addresses[worker["pid"]] for worker in group.placement)  # the workers are included
+    assert all(
+        addresses[worker["pid"]] for worker in group.rank_locations
+    )  # the workers are included
     assert only_loopback(addresses)
 
 

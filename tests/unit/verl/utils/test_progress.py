@@ -101,7 +101,7 @@ def test_terminal_shows_a_bar_and_no_lines(lines):
 def test_progress_bars_can_be_nested():
     console = make_terminal()
     with (
-        Progress("training", 3, "steps", first=1, console=console),
+        Progress("training", 3, "steps", num_done_before=1, console=console),
         Progress("playing", 9, "plays", console=console) as part,
     ):
         part.set_done(9)

@@ -193,7 +193,7 @@ def test_failed_part_is_no_longer_running():
 
 
 def test_unchanged_progress_counts_as_stalled(dog, clock, caught_signals):
-    progress = Progress("brewing", 100, "potions", first=3)
+    progress = Progress("brewing", 100, "potions", num_done_before=3)
     for _ in range(13):
         progress.set_done(3)
         pass_time(dog, clock, 50)

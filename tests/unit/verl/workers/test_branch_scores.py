@@ -62,7 +62,7 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
     """Branches differ in length, three share a start, starts are 1 and the end of the row, one row
     has none.
     """
-    monkeypatch.setattr(attention_calls, "CALL_PAIRS", block)
+    monkeypatch.setattr(attention_calls, "CALL_OVERHEAD_PAIRS", block)
     data = add_branches(random_rows())
     output = actor_of(policy, **limits).compute_log_prob(data)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)

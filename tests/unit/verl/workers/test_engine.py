@@ -173,6 +173,16 @@ def test_training_state_continues_exactly(policy, tmp_path):
         torch.testing.assert_close(gather_full_weights(second)[name], tensor, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize(("saves_optimizer", "num_warnings"), [(True, 0), (False, 1)])
+def test_missing_moments_are_reported(policy, tmp_path, caplog, saves_optimizer, num_warnings):
+    first = make_engine(policy, OptimConfig(lr=1e-2))
+    first.backward(-mean_log_prob(first, random_rows(rows=4, seed=0)), is_last_micro_batch=True)
+    first.step()
+    save_engine(first, tmp_path, saves_optimizer=saves_optimizer).wait_for_files()
+    load_engine(make_engine(policy, OptimConfig(lr=1e-2)), tmp_path)
+    assert sum("no AdamW moments" in record.message for record in caplog.records) == num_warnings
+
+
 def test_fused_step_equals_the_plain_step_and_continues(policy, tmp_path, monkeypatch):
     """The fused step is one kernel, as on CUDA. PyTorch also has it for CPUs."""
 

@@ -32,7 +32,7 @@ def make_policy(kind: str, directory: Path) -> Path:
 
 
 def make_stream(actor: ActorWorker) -> WeightStream:
-    arguments = (torch.bfloat16, LM_PREFIX, actor.scales, actor.tied)
+    arguments = (torch.bfloat16, LM_PREFIX, actor.lora_scales, actor.tied_names)
     return WeightStream(actor.train_engine, actor.lm, *arguments)
 
 
@@ -162,7 +162,7 @@ class RecordingHandle:
 def test_every_engine_gets_every_call_and_reports_its_weights(monkeypatch):
     monkeypatch.setattr(weight_transfer, "gather_results", lambda refs, *_: list(refs))
     engines = [RecordingHandle(0), RecordingHandle(1)]
-    client = WeightSyncClient(engines, devices=1)
+    client = WeightSyncClient(engines, devices_per_engine=1)
     client.init_weight_transfer_engine({"packed": True})
     client.version = 8
     client.start_weight_update()
@@ -182,7 +182,7 @@ def test_devices_in_one_group_get_distinct_ranks(monkeypatch):
     monkeypatch.setattr(weight_transfer, "gather_results", lambda refs, *_: list(refs))
     engines = [RecordingHandle(0), RecordingHandle(1), RecordingHandle(2)]
     given = {"world_size": 7, "rank_offset": 1}
-    WeightSyncClient(engines, devices=2).init_weight_transfer_engine(given)
+    WeightSyncClient(engines, devices_per_engine=2).init_weight_transfer_engine(given)
     assert [engine.calls for engine in engines] == [
         [("connect", {"world_size": 7, "rank_offset": offset})] for offset in (1, 3, 5)
     ]
@@ -194,7 +194,7 @@ def test_failed_engine_aborts_the_transfer(monkeypatch):
         raise EngineError("out of memory")
 
     aborts: list[str] = []
-    client = WeightSyncClient([RecordingHandle(0)], devices=1)
+    client = WeightSyncClient([RecordingHandle(0)], devices_per_engine=1)
     client.abort_transfer = lambda: aborts.append("aborted")
     monkeypatch.setattr(weight_transfer, "gather_results", lambda refs, *_: list(refs))
     client.update_weights({"names": ["w"]})

@@ -122,22 +122,22 @@ def _check_software() -> Iterator[MachineFinding]:
 
 def _check_processor() -> Iterator[MachineFinding]:
     cpu_info = _read_text("/proc/cpuinfo")
-    names = [
+    cpu_names = [
         line.partition(":")[2].strip() for line in cpu_info.splitlines() if "model name" in line
     ]
     cpu_flags = set(cpu_info.partition("flags")[2].partition("\n")[0].split())
-    instructions = ", ".join(name for name in CPU_INSTRUCTION_SETS if name in cpu_flags)
-    yield MachineFinding("CPU", names[0] if names else platform.machine())
+    instruction_sets = ", ".join(name for name in CPU_INSTRUCTION_SETS if name in cpu_flags)
+    yield MachineFinding("CPU", cpu_names[0] if cpu_names else platform.machine())
     fix = "vLLM on CPU needs AVX2; without it set actor_rollout_ref.rollout.name=hf"
     has_vllm_instructions = not cpu_info or "avx2" in cpu_flags or platform.machine() != "x86_64"
-    yield make_finding("instructions", instructions or "unknown", has_vllm_instructions, fix)
+    yield make_finding("instructions", instruction_sets or "unknown", has_vllm_instructions, fix)
     cpu_quota = _read_text("/sys/fs/cgroup/cpu.max").split()
     cpu_quota_text = ""
     if cpu_quota and cpu_quota[0] != "max":
         cpu_quota_text = f", quota {int(cpu_quota[0]) / int(cpu_quota[1]):g}"
-    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    num_threads = os.environ.get("OMP_NUM_THREADS", "unset")
     yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{cpu_quota_text}")
-    yield MachineFinding("threads", f"OMP_NUM_THREADS {threads}, OMP_WAIT_POLICY passive")
+    yield MachineFinding("threads", f"OMP_NUM_THREADS {num_threads}, OMP_WAIT_POLICY passive")
 
 
 def _check_memory() -> Iterator[MachineFinding]:
@@ -207,8 +207,8 @@ def _check_java() -> Iterator[MachineFinding]:
     except (OSError, subprocess.TimeoutExpired) as error:
         yield MachineFinding("Java", f"{java_path}: {error}", FindingState.NOTE, fix)
         return
-    lines = (completed_process.stderr or completed_process.stdout).splitlines()
-    value = lines[0] if lines else java_path
+    version_lines = (completed_process.stderr or completed_process.stdout).splitlines()
+    value = version_lines[0] if version_lines else java_path
     yield make_finding("Java", value, completed_process.returncode == 0, fix)
 
 

@@ -15,7 +15,7 @@ from verl.trainer.launch.doctor.facts import FindingState, MachineFinding
 DEADLINE_S = 120.0  # maximum time of one test
 SAMPLE_TEXTS = ["You are at 3. The target is 5.", "<action>right</action>", "<action>left</action>"]
 ACTION_TAGS = ("<action>", "</action>")
-ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
+NUM_ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
 
 
 def run_smoke_tests(
@@ -28,7 +28,7 @@ def run_smoke_tests(
 
 
 def _run_smoke_test(test_name: str, deadline_s: float) -> MachineFinding:
-    name = f"smoke: {test_name}"
+    finding_name = f"smoke: {test_name}"
     module_arguments = ["-m", "verl.trainer.launch.doctor.smoke", test_name]
     shown_command = " ".join(["python", *module_arguments])
     start_time = time.monotonic()
@@ -39,22 +39,24 @@ def _run_smoke_test(test_name: str, deadline_s: float) -> MachineFinding:
     except subprocess.TimeoutExpired:
         why = f"no result after {deadline_s:g} s"
         fix = f"run it by hand: {shown_command}"
-        return MachineFinding(name, why, FindingState.MISSING, fix)
-    lines = completed_process.stdout.strip().splitlines()
-    if completed_process.returncode == 0 and lines:
-        return MachineFinding(name, f"{lines[-1]}, {time.monotonic() - start_time:.0f} s")
-    errors = completed_process.stderr.strip().splitlines() or [
+        return MachineFinding(finding_name, why, FindingState.MISSING, fix)
+    output_lines = completed_process.stdout.strip().splitlines()
+    if completed_process.returncode == 0 and output_lines:
+        return MachineFinding(
+            finding_name, f"{output_lines[-1]}, {time.monotonic() - start_time:.0f} s"
+        )
+    error_lines = completed_process.stderr.strip().splitlines() or [
         f"it ended with status {completed_process.returncode}"
     ]
     fix = f"see the full output: {shown_command}"
-    return MachineFinding(name, errors[-1][:300], FindingState.MISSING, fix)
+    return MachineFinding(finding_name, error_lines[-1][:300], FindingState.MISSING, fix)
 
 
 def check_example_environment() -> str:
     """Check the rewards of a small built-in environment in a worker process."""
     from agent_system.environments.cli.checking import check_environment
 
-    findings = check_environment("number_line", {"size": 6}, tasks=1, steps=12)
+    findings = check_environment("number_line", {"size": 6}, num_tasks=1, max_steps=12)
     if findings.problems:
         raise RuntimeError(findings.problems[0])
     return f"{len(findings.episodes)} episodes"
@@ -108,11 +110,11 @@ def _sample_answers(engine, prompt: list[int]) -> list:
     from verl.utils.sampling import SamplingRequest
 
     for seed in (1, 2):
-        engine.add(SamplingRequest(f"r{seed}", prompt, max_tokens=ANSWER_TOKENS, seed=seed))
-    results = []
+        engine.add(SamplingRequest(f"r{seed}", prompt, max_tokens=NUM_ANSWER_TOKENS, seed=seed))
+    answers = []
     while engine.has_work():
-        results += engine.step()
-    return sorted(results, key=lambda result: result.request_id)
+        answers += engine.step()
+    return sorted(answers, key=lambda result: result.request_id)
 
 
 def _build_rows(prompt: list[int], sampled_answers: list):

@@ -69,7 +69,7 @@ def test_reply_to_a_mixture_is_projected_by_the_part():
     ],
 )
 def test_each_fault_is_reported(fault, expected):
-    findings = check_environment(PACKAGE_PATH, {"fault": fault}, tasks=TASKS, steps=STEPS)
+    findings = check_environment(PACKAGE_PATH, {"fault": fault}, num_tasks=TASKS, max_steps=STEPS)
     assert any(expected in sentence for sentence in findings.problems), findings.problems
     assert print_findings(findings, Console(file=io.StringIO())) == 1
 
@@ -84,7 +84,7 @@ def test_environment_that_cannot_be_closed_fails_the_check(error, capsys):
 
 
 def test_equal_failures_are_described_once():
-    findings = check_environment(PACKAGE_PATH, {"fault": "raises"}, tasks=2, steps=STEPS)
+    findings = check_environment(PACKAGE_PATH, {"fault": "raises"}, num_tasks=2, max_steps=STEPS)
     (sentence,) = [text for text in findings.problems if "no step succeeds" in text]
     num_failures = sum(bool(episode.failure) for episode in findings.episodes)
     assert sentence.startswith("oracle made the environment fail on number_line/")
@@ -106,13 +106,16 @@ def test_different_failures_are_described_separately():
 
 def test_solution_may_come_from_a_coroutine():
     path = "tests.helpers.unreliable_envs:ASYNC_GOLD"
-    findings = check_environment(path, {"fault": "none"}, tasks=2, steps=STEPS)
+    findings = check_environment(path, {"fault": "none"}, num_tasks=2, max_steps=STEPS)
     assert findings.problems == [] and findings.episodes[0].policy == ORACLE_POLICY
 
 
 def test_missing_expert_is_an_open_question_and_no_problem():
     findings = check_environment(
-        "tests.helpers.unreliable_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS
+        "tests.helpers.unreliable_envs:WITHOUT_EXPERT",
+        {"fault": "none"},
+        num_tasks=TASKS,
+        max_steps=STEPS,
     )
     assert findings.problems == [] and any(
         "gold_path" in sentence for sentence in findings.open_questions

@@ -56,7 +56,7 @@ def test_variants_of_a_missing_library_are_omitted_with_a_warning(monkeypatch, c
         raising=False,
     )
     entry = registry.RegistryEntry(
-        "nowhere:P", settings="tests.helpers.unreliable_envs:SettingsWithMissingLibrary"
+        "nowhere:P", settings_import_path="tests.helpers.unreliable_envs:SettingsWithMissingLibrary"
     )
     monkeypatch.setattr(registry, "REGISTRY", {"needy": entry})
     assert list_known_variants("needy") == () and "the variants of needy cannot be" in caplog.text

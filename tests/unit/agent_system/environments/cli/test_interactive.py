@@ -23,7 +23,7 @@ def run_typed(name, typed, **options):
 
 def read_solution(task=0):
     """Return the moves that solve the task, read from the first observation."""
-    _, output = run_typed("number_line", "", number=task)
+    _, output = run_typed("number_line", "", task_number=task)
     words = output.partition("You are at ")[2].split()
     position, target = int(words[0].rstrip(".")), int(words[4].rstrip("."))
     return ("right\n" if target > position else "left\n") * abs(target - position)
@@ -42,7 +42,7 @@ def test_wrong_moves_are_reported_and_end_of_input_stops():
 
 
 def test_turn_limit_ends_the_episode():
-    is_success, output = run_typed("number_line", "fly\n" * 9, steps=3)
+    is_success, output = run_typed("number_line", "fly\n" * 9, max_steps=3)
     assert not is_success and output.count("> fly") == 3 and "return 0" in output
 
 
@@ -63,7 +63,7 @@ def test_texts_of_tasks_are_no_markup_and_no_control_characters(tmp_path):
 
 def test_unknown_task_number_is_refused():
     with pytest.raises(NoSuchTaskError, check=mentions("--task 0")):
-        run_typed("number_line", "", number=10**6)
+        run_typed("number_line", "", task_number=10**6)
 
 
 def test_part_of_a_mixture_prints_its_own_introduction():

@@ -7,7 +7,7 @@ import pytest
 
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    READERS_OF_EVALUATED_ANSWERS,
+    SANITIZERS_OF_EVALUATED_ANSWERS,
     find_right_answer,
     sanitize_answer,
 )
@@ -73,7 +73,7 @@ def test_failing_grader_fails_its_episode_and_not_the_worker(tmp_path):
     assert fine == 1.0 and is_same_worker
 
 
-@pytest.mark.parametrize("generator", READERS_OF_EVALUATED_ANSWERS)
+@pytest.mark.parametrize("generator", SANITIZERS_OF_EVALUATED_ANSWERS)
 def test_evaluating_graders_receive_no_code(generator):
     for answer in CODE:
         assert sanitize_answer(answer, generator, {}) is None, answer
@@ -84,7 +84,7 @@ def test_evaluating_graders_receive_no_code(generator):
         assert sanitize_answer(answer, "chain_sum", {}) == answer
 
 
-@pytest.mark.parametrize("generator", [*READERS_OF_EVALUATED_ANSWERS, "game_of_life_halting"])
+@pytest.mark.parametrize("generator", [*SANITIZERS_OF_EVALUATED_ANSWERS, "game_of_life_halting"])
 def test_right_answers_of_evaluating_graders_succeed(generator):
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.package import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    READERS_OF_EVALUATED_ANSWERS,
+    SANITIZERS_OF_EVALUATED_ANSWERS,
     normalize_grade,
     sanitize_answer,
 )
@@ -229,7 +229,7 @@ def test_every_evaluating_grader_has_a_reader():
         calls = {call for call in evaluates.findall(source) if call != "loads"}
         if calls:
             evaluating.add(name)
-    assert evaluating and evaluating == set(READERS_OF_EVALUATED_ANSWERS)
+    assert evaluating and evaluating == set(SANITIZERS_OF_EVALUATED_ANSWERS)
 
 
 def test_copied_integral_is_no_integration():

@@ -58,18 +58,18 @@ def test_gold_path_solves_a_validation_task_with_window_prompts(env):
 
 
 def test_variations_and_splits_equal_those_of_the_simulator(env):
-    assert sorted(env._server.getTaskNames()) == sorted(VARIATION_COUNTS)
+    assert sorted(env._simulator.getTaskNames()) == sorted(VARIATION_COUNTS)
     assert {
-        name: env._server.getTaskMaxVariations(name) for name in VARIATION_COUNTS
+        name: env._simulator.getTaskMaxVariations(name) for name in VARIATION_COUNTS
     } == VARIATION_COUNTS
     assert sum(VARIATION_COUNTS.values()) == 7207
     for name in ("boil", "identify-life-stages-2", "lifespan-shortest-lived"):  # 30, 10 and 125
         env.reset({"name": name, "variation": 0})
         for part, java_name in (("train", "Train"), ("dev", "Dev"), ("test", "Test")):
-            assert list(getattr(env._server, f"getVariations{java_name}")()) == list(
+            assert list(getattr(env._simulator, f"getVariations{java_name}")()) == list(
                 get_variations(name, part)
             )
-    assert set(env._server.getPossibleSimplifications().split(", ")) | {"", "easy"} == set(
+    assert set(env._simulator.getPossibleSimplifications().split(", ")) | {"", "easy"} == set(
         get_args(Simplification)
     )
 

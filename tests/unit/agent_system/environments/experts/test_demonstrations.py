@@ -138,7 +138,7 @@ def test_demonstrations_parse_strictly_with_balanced_levels(name, folder):
         assert len(replies) == len(row["levels"]) == len(row["slack"]) == len(row["slips"])
         for text, level in zip(replies, row["levels"], strict=True):
             step = codec.parse_turn(tokenizer.encode(text, add_special_tokens=False))
-            assert (step.parser, step.failure, step.level) == ("strict", None, level)
+            assert (step.pattern_name, step.failure, step.level) == ("strict", None, level)
             assert (step.thought == "") == (level == 1)
             assert project(text)[1]
             levels[level] += 1
