@@ -78,7 +78,17 @@ def test_quickstart_and_its_cold_start_use_the_same_games():
 
 
 # Keys of the thinking advantage that determine its formula. ``cost_max`` depends on the policy.
-FORMULA = ("mode", "combine", "score", "cost_coef", "price_in", "step_advantage_w", "credit")
+FORMULA = (
+    "mode",
+    "combine",
+    "score",
+    "cost_coef",
+    "price_in",
+    "step_advantage_w",
+    "step_fraction",
+    "credit",
+    "credit_end",
+)
 
 
 def formula_of(name: str) -> tuple[object, ...]:
@@ -95,6 +105,8 @@ def test_recipes_use_a_formula_with_published_results(name):
         assert formula_of(name) in (formula_of("quickstart"), formula_of("relay_16"))
         # The level entropy bonus of the published method destroyed the format of small policies.
         assert settings.thinking_diversity_w == 0.01
+    if cfg.algorithm.row_weight == "trajectory":  # without effect on token-mean
+        assert cfg.actor_rollout_ref.actor.loss_agg_mode.startswith("seq-mean")
 
 
 QUICKSTART = POLICIES_DIR / "quickstart"
