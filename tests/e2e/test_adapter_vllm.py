@@ -30,7 +30,7 @@ def test_adapters_in_vllm(call, tmp_path):
         model.save_pretrained(merged[name])
     paths = {name: str(path) for name, path in adapters.items()}
     settings = call(vllm_adapters.start, str(policy), paths)
-    # One slot more than adapters: see ``add_lora_arguments``.
+    # One slot more than adapters: see ``make_lora_arguments``.
     assert settings == {"max_loras": 4, "max_lora_rank": 8}
 
     base_bytes = sum(weight.nbytes for weight in load(policy).parameters())
