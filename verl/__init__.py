@@ -6,7 +6,7 @@
 from verl.utils.lazy import make_lazy_exports
 from verl.utils.processes import limit_memory_arenas, make_openmp_threads_sleep
 
-__version__ = "0.10.0"
+__version__ = "0.11.0"
 __getattr__, __all__ = make_lazy_exports(__name__, {"DataProto": "protocol"})
 
 # Every process of a run (driver, training rank, engine, collector) imports this package first, so
