@@ -406,7 +406,7 @@ class LevelCodec:
 
     def _build_parsed_turn(
         self,
-        parser: str,
+        pattern_name: str,
         match: re.Match[bytes],
         joined_bytes: _JoinedBytes,
         failure: ParseFailure | None,
@@ -447,7 +447,7 @@ class LevelCodec:
             score_span=score_span,
             thought=_decode_regex_group(match, "thought"),
             action=_decode_regex_group(match, "action"),
-            pattern_name=parser,
+            pattern_name=pattern_name,
             failure=failure,
             turn_format=turn_format,
             thought_end_span=thought_end_span,

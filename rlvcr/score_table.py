@@ -28,13 +28,13 @@ class RowTurn:
     """Turn of a row: its tokens, their parts and its alternative thoughts.
 
     ``turn_index`` counts from 0 in the episode. ``token_ids`` begin at unpadded index
-    ``row_offset`` of the row. ``parsed`` locates level, thought and action in ``token_ids``.
+    ``start_in_row`` of the row. ``parsed`` locates level, thought and action in ``token_ids``.
     ``alternatives`` is None if no alternative thoughts were requested. If the thinking level was
     forced, the first ``num_forced_tokens`` tokens were not sampled.
     """
 
     turn_index: int
-    row_offset: int
+    start_in_row: int
     token_ids: Sequence[int]
     parsed: ParsedTurn
     alternatives: TurnAlternativeThoughts | None = None
@@ -88,17 +88,17 @@ class ScoredTurns:
     """Scores of the actions of all S turns of a batch, with one column per thinking level.
 
     ``scores`` [S, 4] are negative entropies, log-probs or probabilities of the action after the
-    thought of each level. ``row_indices[s]`` is the row of turn s, ``scores_by_level[s]`` has its
-    log-probs and entropies by level. ``is_valid`` [S, 4] is true if the level has a scored thought.
-    ``thought_tokens`` [S, 4] are numbers of tokens. ``chosen_columns`` [S] are the columns of the
-    chosen levels, -1 for an unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's
-    tokens. ``level_log_probs`` [S, 4] are log-probs of the level digits, 0 if they were not
-    requested.
+    thought of each level. ``row_indices[s]`` is the row of turn s, ``level_scores_by_turn[s]`` has
+    its log-probs and entropies by level. ``is_valid`` [S, 4] is true if the level has a scored
+    thought. ``thought_tokens`` [S, 4] are numbers of tokens. ``chosen_columns`` [S] are the columns
+    of the chosen levels, -1 for an unparsed turn. ``action_log_probs`` [S, 4] are sums over the
+    action's tokens. ``level_log_probs`` [S, 4] are log-probs of the level digits, 0 if they were
+    not requested.
     """
 
     row_indices: list[int]
     turns: list[RowTurn]
-    scores_by_level: list[dict[int, ScoreResult]]
+    level_scores_by_turn: list[dict[int, ScoreResult]]
     scores: torch.Tensor
     is_valid: torch.Tensor
     thought_tokens: torch.Tensor
@@ -140,7 +140,7 @@ def build_score_requests(
 
 def _build_action_span(turn: RowTurn) -> SpanRequest:
     level, (action_start, action_end) = turn.parsed.level_and_scored_span
-    start, end = turn.row_offset + action_start, turn.row_offset + action_end
+    start, end = turn.start_in_row + action_start, turn.start_in_row + action_end
     return SpanRequest(start, end, step=turn.turn_index, label=level)
 
 
@@ -155,7 +155,7 @@ def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
     action_ids = [int(token) for token in turn.token_ids[action_start:action_end]]
     return [
         BranchRequest(
-            turn.row_offset,
+            turn.start_in_row,
             [*thought.token_ids, *action_ids],
             target_start=len(thought.token_ids),
             step=turn.turn_index,
@@ -167,13 +167,13 @@ def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
 
 def _build_digit_span(turn: RowTurn) -> SpanRequest:
     level, _ = turn.parsed.level_and_scored_span
-    start = turn.row_offset + turn.digit_position
+    start = turn.start_in_row + turn.digit_position
     return SpanRequest(start, start + 1, step=turn.turn_index, label=DIGIT_LABEL_OFFSET + level)
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[BranchRequest]:
     """Return requests (branches) for the log-prob of each level digit that was not sampled."""
-    start = turn.row_offset + turn.digit_position
+    start = turn.start_in_row + turn.digit_position
     return [
         BranchRequest(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
         for level in LEVELS
@@ -193,7 +193,7 @@ def build_score_table(
     actions after alternative thoughts (sampled at other thinking levels). ``score`` is the value of
     ``algorithm.rlvcr.score``.
     """
-    scores_by_label: list[dict[int, ScoreResult]] = []
+    label_scores_by_turn: list[dict[int, ScoreResult]] = []
     for row, row_span_scores, row_branch_scores in zip(
         rows, span_scores, branch_scores, strict=True
     ):
@@ -201,14 +201,14 @@ def build_score_table(
         for segment_score in (*row_span_scores, *row_branch_scores):
             scores_by_turn.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
-        scores_by_label.extend(scores_by_turn.get(turn.turn_index, {}) for turn in row)
+        label_scores_by_turn.extend(scores_by_turn.get(turn.turn_index, {}) for turn in row)
     row_indices, turns = flatten_turns(rows)
     shape = (len(turns), len(LEVELS))
     # Single elements are set in arrays, because setting them in tensors is many times slower.
     scores, thought_tokens, action_log_probs, level_log_probs = np.zeros((4, *shape))
     is_valid = np.zeros(shape, dtype=bool)
     chosen_columns = np.full(len(turns), -1)
-    for turn_index, (turn, turn_scores) in enumerate(zip(turns, scores_by_label, strict=True)):
+    for turn_index, (turn, turn_scores) in enumerate(zip(turns, label_scores_by_turn, strict=True)):
         thoughts = turn.thoughts_by_level()
         for digit_label in [label for label in turn_scores if label > DIGIT_LABEL_OFFSET]:
             digit_score = turn_scores.pop(digit_label)
@@ -225,7 +225,7 @@ def build_score_table(
     return ScoredTurns(
         row_indices=row_indices,
         turns=turns,
-        scores_by_level=scores_by_label,
+        level_scores_by_turn=label_scores_by_turn,
         # Float64, because advantages are differences of nearly equal scores.
         scores=torch.from_numpy(scores),
         is_valid=torch.from_numpy(is_valid),
@@ -262,7 +262,7 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
         metrics[f"rlvcr/dropped_{reason}"] = count / num_requested
     sampled_scores = [
         level_scores[turn.parsed.level_and_scored_span[0]]
-        for turn, level_scores in zip(table.turns, table.scores_by_level, strict=True)
+        for turn, level_scores in zip(table.turns, table.level_scores_by_turn, strict=True)
         if level_scores
     ]
     if sampled_scores:

@@ -383,9 +383,9 @@ def _permute_credit(
     # Successful and other trajectories are shuffled separately: token costs and the formulas of
     # ``combine`` may depend on success.
     for outcome in (True, False):
-        shuffled_turns = (is_shuffled & (is_success == outcome)).nonzero().squeeze(-1)
-        source_indices[shuffled_turns] = shuffled_turns[
-            torch.randperm(len(shuffled_turns), generator=generator)
+        shuffled_indices = (is_shuffled & (is_success == outcome)).nonzero().squeeze(-1)
+        source_indices[shuffled_indices] = shuffled_indices[
+            torch.randperm(len(shuffled_indices), generator=generator)
         ]
     permuted_fields = (
         values[source_indices] for values in (credit.advantage, credit.price_share, credit.factor)
@@ -408,7 +408,8 @@ def _compute_turn_offsets(
     response_length = data.batch["responses"].shape[1]
     prompt_lengths = data.batch["attention_mask"][:, :-response_length].sum(-1).tolist()
     return [
-        turn.row_offset - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)
+        turn.start_in_row - prompt_lengths[row]
+        for row, turn in zip(row_indices, turns, strict=True)
     ]
 
 
@@ -421,14 +422,14 @@ def _add_credit_to_records(
     turn_credit = zip(
         table.row_indices,
         table.turns,
-        table.scores_by_level,
+        table.level_scores_by_turn,
         token_costs,
         credit.advantage.tolist(),
         credit.price_share.tolist(),
         strict=True,
     )
-    for row, turn, scores_by_level, turn_token_costs, advantage, price_share in turn_credit:
-        scored_thoughts = _build_scored_thoughts(turn, scores_by_level, turn_token_costs)
+    for row, turn, level_scores, turn_token_costs, advantage, price_share in turn_credit:
+        scored_thoughts = _build_scored_thoughts(turn, level_scores, turn_token_costs)
         credit_by_row[row].append((scored_thoughts, advantage, price_share))
     records_by_row = data.non_tensor_batch["steps"]
     data.non_tensor_batch["steps"] = object_array(
@@ -437,12 +438,12 @@ def _add_credit_to_records(
 
 
 def _build_scored_thoughts(
-    turn: RowTurn, scores_by_level: Mapping[int, ScoreResult], token_costs: torch.Tensor
+    turn: RowTurn, level_scores: Mapping[int, ScoreResult], token_costs: torch.Tensor
 ) -> tuple[ScoredThought, ...]:
     """Return the thoughts of a turn with the scores of its action, in order of thinking level."""
     thoughts = turn.thoughts_by_level()
     scored_thoughts = []
-    for level, scores in sorted(scores_by_level.items()):
+    for level, scores in sorted(level_scores.items()):
         text, num_tokens = thoughts[level]
         scored_thoughts.append(
             ScoredThought(

@@ -196,10 +196,10 @@ def _generate_branches_in_chunks(
     max_specs_per_point = max(map(len, specs_by_point), default=1)
     points_per_call = max(1, ROLLOUTS_PER_CALL // max_specs_per_point)
     for chunk_start in range(0, len(specs_by_point), points_per_call):
-        specs_in_chunk = specs_by_point[chunk_start : chunk_start + points_per_call]
-        specs = [spec for specs_of_point in specs_in_chunk for spec in specs_of_point]
+        chunk_specs_by_point = specs_by_point[chunk_start : chunk_start + points_per_call]
+        specs = [spec for specs_of_point in chunk_specs_by_point for spec in specs_of_point]
         branches = iter(generate([replace(spec, index=index) for index, spec in enumerate(specs)]))
-        for specs_of_point in specs_in_chunk:
+        for specs_of_point in chunk_specs_by_point:
             yield list(itertools.islice(branches, len(specs_of_point)))
 
 

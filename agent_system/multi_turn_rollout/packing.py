@@ -308,7 +308,7 @@ def _build_row_turn(token_ids: np.ndarray, turn: Turn) -> RowTurn:
         )
     return RowTurn(
         turn_index=turn.step,
-        row_offset=turn.start,
+        start_in_row=turn.start,
         token_ids=token_ids[turn.start : turn.end].tolist(),
         parsed=turn.parsed,
         alternatives=turn.alternatives,

@@ -249,13 +249,9 @@ class EpisodeDialogues:
                 return dialogue
         if self._reader is not None:
             return self._open_rendered_dialogue(messages, step, tools, limits)
-        continuable_dialogues = self._dialogues if self.history == "append" else []
+        candidates = self._dialogues if self.history == "append" else []
         dialogue = next(
-            (
-                candidate
-                for candidate in continuable_dialogues
-                if candidate.is_continued_by(messages)
-            ),
+            (candidate for candidate in candidates if candidate.is_continued_by(messages)),
             None,
         )
         if dialogue is None:
@@ -337,8 +333,8 @@ class EpisodeDialogues:
         )
         if not added_ids:
             return None
-        # The bridge of ``append`` history separates the observation from template text. Use it only
-        # if its tokens equal ``added_ids``.
+        # The tokens of ``append`` history separate the observation from template text. Use them
+        # only if they equal ``added_ids``.
         try:
             inter_turn_tokens = self._bridge.make_inter_turn_tokens(
                 ledger.all_segments[-1].ids, messages[-1]["content"]
@@ -362,13 +358,13 @@ class EpisodeDialogues:
         if message["role"] != "assistant":
             return message
         for dialogue in self._dialogues:
-            for sampled_reply in dialogue.answers:
+            for answer in dialogue.answers:
                 if (
-                    len(sampled_reply.messages) == index
-                    and sampled_reply.matches_message(message)
-                    and sampled_reply.messages == messages[:index]
+                    len(answer.messages) == index
+                    and answer.matches_message(message)
+                    and answer.messages == messages[:index]
                 ):
-                    return sampled_reply.message
+                    return answer.message
         if self._reader is None:
             return message
         adapted_message = {key: value for key, value in message.items() if key != THOUGHT_KEY}

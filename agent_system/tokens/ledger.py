@@ -172,8 +172,8 @@ class TokenArrays:
     """Tokens of a ledger with one value per token [N], from which rows are made.
 
     ``turn_ids`` is -1 for tokens that were not sampled, and for summaries. ``log_probs`` is 0.0 for
-    tokens that were not sampled. ``token_count_by_version``: number
-    of sampled tokens by the version of the weights that sampled them.
+    tokens that were not sampled. ``token_count_by_version``: number of sampled tokens by the
+    version of the weights that sampled them.
     """
 
     ids: np.ndarray

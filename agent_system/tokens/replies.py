@@ -48,7 +48,7 @@ SAMPLE_RESULT = "xRESULTx"
 SAMPLE_THOUGHT = "xTHOUGHTx"
 SAMPLE_QUESTION: Message = {"role": "user", "content": "Hello."}
 # Formats of a template without tools.
-FORMATS_WITHOUT_TOOLS = ("response_template", *TAGGED_CONTENT)
+FORMAT_NAMES_WITHOUT_TOOLS = ("response_template", *TAGGED_CONTENT)
 
 
 class ReplyReader:
@@ -238,7 +238,7 @@ class ReplyReader:
         return templates | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
     def _parse_in_model_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
-        for name in [self.tool_format] if self.tool_format else FORMATS_WITHOUT_TOOLS:
+        for name in [self.tool_format] if self.tool_format else FORMAT_NAMES_WITHOUT_TOOLS:
             if name not in self._templates_by_format:
                 continue
             message = self._parse(name, reply, tools)
@@ -388,7 +388,7 @@ def _iterate_call_id_variants(
     if not calls or (all(ids) and len(ids) == len(calls) and ids.isdisjoint(used_ids)):
         yield message
     if calls:
-        # There may be more numbers than calls: they suffice for the candidate with most calls.
+        # There may be more numbers than calls: they suffice for the message with most calls.
         numbered_calls = [
             {**call, "id": id_format.format(name=call["function"]["name"], number=number)}
             for call, number in zip(calls, unused_numbers, strict=False)

@@ -89,7 +89,7 @@ def _assign_mini_batches(
     )
     num_steps_by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
     num_mini_batches = num_steps or num_steps_by_tasks
-    # At most one step per trajectory, so that no mini-batch is empty.
+    # At most one mini-batch per trajectory, so that none is empty.
     num_mini_batches = max(1, min(num_mini_batches, len(trajectory_order)))
     return {
         trajectory_hash: position * num_mini_batches // len(trajectory_order)

@@ -91,7 +91,7 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
     assert table.scores.tolist() == [[-1.0, -2.0, -0.25, 0], [0] * 4, [0, 0, 0, -3.0]]
     assert table.is_valid.tolist() == [[True, True, True, False], [False] * 4, [False] * 3 + [True]]
     assert table.thought_tokens.tolist() == [[0, 3, 2, 0], [0] * 4, [0] * 4]
-    assert [sorted(levels) for levels in table.scores_by_level] == [[1, 2, 3], [], [4]]
+    assert [sorted(levels) for levels in table.level_scores_by_turn] == [[1, 2, 3], [], [4]]
     assert table.scores.dtype == table.thought_tokens.dtype == torch.float64, (
         "differences may be tiny"
     )

@@ -255,7 +255,7 @@ def test_permuted_credit_stays_among_equal_outcomes():
     table = ScoredTurns(
         row_indices=[0, 0, 1, 1],
         turns=[],
-        scores_by_level=[],
+        level_scores_by_turn=[],
         scores=torch.zeros(4, 4),
         is_valid=torch.ones(4, 4, dtype=torch.bool),
         thought_tokens=torch.zeros(4, 4),

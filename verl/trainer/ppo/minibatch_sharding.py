@@ -217,16 +217,16 @@ def split_rows(
     rows_per_rank = [[] for _ in range(num_ranks)]
     total_tokens = sum(row_tokens) - sum(sorted_rows.shared_lengths)
     num_assigned_tokens = 0
-    for sorted_index, num_shared_tokens in zip(*sorted_rows, strict=True):
-        row = computed_rows[sorted_index]
+    for sequence_index, num_shared_tokens in zip(*sorted_rows, strict=True):
+        row = computed_rows[sequence_index]
         num_tokens = row_tokens[row] - num_shared_tokens
         # Choose the rank by the position of the middle of the row. If its start decided, the last
         # rank would get fewer tokens.
         rank = int((num_assigned_tokens + num_tokens / 2) * num_ranks / total_tokens)
         rows_per_rank[min(rank, num_ranks - 1)].append(row)
         num_assigned_tokens += num_tokens
-    rows_without_tokens = [row for row, num_tokens in enumerate(row_tokens) if not num_tokens]
+    skipped_rows = [row for row, num_tokens in enumerate(row_tokens) if not num_tokens]
     return [
-        sorted(rank_rows + rows_without_tokens[rank::num_ranks])
+        sorted(rank_rows + skipped_rows[rank::num_ranks])
         for rank, rank_rows in enumerate(rows_per_rank)
     ]

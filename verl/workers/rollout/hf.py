@@ -143,11 +143,11 @@ class HFEngine(AdapterEngine):
         adapters = None if lora is None else HFAdapters(model, list_adapter_shapes(lora, model))
         model.eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        stop_conditions = StopConditionFactory(
+        stop_condition_factory = StopConditionFactory(
             tokenizer, find_stop_token_ids(tokenizer, model_path)
         )
         self._initialise(
-            model, stop_conditions, seed, config.max_num_seqs, config.max_model_len, adapters
+            model, stop_condition_factory, seed, config.max_num_seqs, config.max_model_len, adapters
         )
 
     @classmethod
@@ -173,7 +173,7 @@ class HFEngine(AdapterEngine):
     def _initialise(
         self,
         model: PreTrainedModel,
-        stop_conditions: StopConditionFactory,
+        stop_condition_factory: StopConditionFactory,
         seed: int,
         max_num_seqs: int,
         max_model_len: int | None,
@@ -181,7 +181,7 @@ class HFEngine(AdapterEngine):
     ) -> None:
         self._adapters = adapters
         self._model_or_none: PreTrainedModel | None = model
-        self._stop_conditions = stop_conditions
+        self._stop_condition_factory = stop_condition_factory
         self._seeds = RequestSeeds(seed)
         self._device = model.device
         if note := describe_missing_cache(model):
@@ -209,7 +209,7 @@ class HFEngine(AdapterEngine):
     def add(self, request: SamplingRequest) -> None:
         adapter_names = self._adapters.names if self._adapters else ()
         check_request(request, self._max_model_len, self._vocab_size, adapter_names)
-        row_stop_conditions = self._stop_conditions.get_conditions(tuple(request.stop))
+        row_stop_conditions = self._stop_condition_factory.get_conditions(tuple(request.stop))
         self._waiting_rows.append(_Row(request, row_stop_conditions, self._seeds.get_seed(request)))
 
     def has_work(self) -> bool:
@@ -505,7 +505,9 @@ class HFEngine(AdapterEngine):
 
     def _find_stop_reason(self, row: _Row) -> StopReason | None:
         ids = row.token_ids
-        if ids[-1] in row.stop_conditions.token_ids or self._stop_conditions.completes_stop_string(
+        if ids[
+            -1
+        ] in row.stop_conditions.token_ids or self._stop_condition_factory.completes_stop_string(
             row.stop_conditions, ids
         ):
             return StopReason.STOP

@@ -77,7 +77,7 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         self._cpu_sampler = self._install_cpu_sampler() if self._runs_on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
-        self._stop_conditions = StopConditionFactory(
+        self._stop_condition_factory = StopConditionFactory(
             tokenizer, find_stop_token_ids(tokenizer, model_path)
         )
         self._seeds = RequestSeeds(seed)
@@ -208,7 +208,7 @@ class VLLMEngine(DirectSyncEngine, AdapterEngine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        stop_conditions = self._stop_conditions.get_conditions(tuple(request.stop))
+        stop_conditions = self._stop_condition_factory.get_conditions(tuple(request.stop))
         is_greedy = request.temperature < GREEDY_BELOW
         return SamplingParams(
             max_tokens=request.max_tokens,

@@ -84,8 +84,11 @@ def load_adapter(
         name: parse_fine_tuned_lora_name(f"{PEFT_PREFIX}{name}", name_mapper)[0] for name in adapter
     }
     held_tensors = read_adapter_slot(manager, adapter_id, adapter, module_of_tensor)
-    rank_and_world_size = (get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
-    return verify_adapter(adapter, held_tensors, *rank_and_world_size)
+    device_index_and_count = (
+        get_tensor_model_parallel_rank(),
+        get_tensor_model_parallel_world_size(),
+    )
+    return verify_adapter(adapter, held_tensors, *device_index_and_count)
 
 
 def read_adapter_slot(
@@ -107,18 +110,18 @@ def read_adapter_slot(
         for name in (name for name, module in module_of_tensor.items() if module in part_names):
             is_lora_a = ".lora_A." in name
             stacked_matrices: Any = layer.lora_a_stacked if is_lora_a else layer.lora_b_stacked
-            matrices_of_parts = (
+            slice_matrices = (
                 [stacked_matrices]
                 if isinstance(stacked_matrices, torch.Tensor)
                 else stacked_matrices
             )
-            if len(matrices_of_parts) == len(part_names):
-                matrix = matrices_of_parts[part_names.index(module_of_tensor[name])][slot, 0]
+            if len(slice_matrices) == len(part_names):
+                matrix = slice_matrices[part_names.index(module_of_tensor[name])][slot, 0]
             elif len(part_names) == 1:  # fused module: A is the same in all slices, B is split
                 matrix = (
-                    matrices_of_parts[0][slot, 0]
+                    slice_matrices[0][slot, 0]
                     if is_lora_a
-                    else torch.cat([b[slot, 0] for b in matrices_of_parts])
+                    else torch.cat([b[slot, 0] for b in slice_matrices])
                 )
             else:
                 continue

@@ -224,7 +224,7 @@ def test_unseeded_requests_follow_the_engine_seed(policy):
 
 def test_stop_token_ends_the_segment_and_is_included(engine):
     unstopped = run_requests(engine, ask(4, max_tokens=20))
-    tokenizer = engine._stop_conditions._tokenizer
+    tokenizer = engine._stop_condition_factory._tokenizer
     for request in ask(4, max_tokens=20):
         ids = unstopped[request.request_id].token_ids
         request.stop = ("</action>", tokenizer.decode(ids[3]))
@@ -237,7 +237,7 @@ def test_stop_token_ends_the_segment_and_is_included(engine):
 
 def test_stop_string_of_several_tokens_keeps_its_tokens(engine):
     unstopped = run_requests(engine, ask(4, max_tokens=20))
-    tokenizer = engine._stop_conditions._tokenizer
+    tokenizer = engine._stop_condition_factory._tokenizer
     count = 0
     for request in ask(4, max_tokens=20):
         ids = unstopped[request.request_id].token_ids
@@ -245,7 +245,7 @@ def test_stop_string_of_several_tokens_keeps_its_tokens(engine):
             i for i in range(2, len(ids)) if tokenizer.decode(ids[i - 1 : i + 1]).isascii()
         ]
         request.stop = tuple(tokenizer.decode(ids[i - 1 : i + 1]) for i in positions[:1])
-        if not engine._stop_conditions.get_conditions(request.stop).stop_strings:
+        if not engine._stop_condition_factory.get_conditions(request.stop).stop_strings:
             continue
         count += 1
         expected = next(
