@@ -78,7 +78,7 @@ def sample_row_sizes(case: BalanceCase, seed: int = 0) -> RowSizes:
         row_lengths = window_tokens if case.has_window_history else [turn_lengths.sum()]
         sizes += [prompt_length + int(tokens) for tokens in row_lengths]
         group_ids += [f"group {group_index}"] * len(row_lengths)
-        traj_uids += [f"play {traj_index}"] * len(row_lengths)
+        traj_uids += [f"trajectory {traj_index}"] * len(row_lengths)
     columns = {"uid": object_array(group_ids), "traj_uid": object_array(traj_uids)}
     return RowSizes(sizes, DataProto.from_dict({}, columns))
 

@@ -396,7 +396,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    shape = TrajectoryShape(args.turns, args.prompt, args.sampled_tokens, args.observation_tokens)
+    shape = TrajectoryShape(**{name: getattr(args, name) for name in vars(TrajectoryShape())})
     costs = [measure_driver_cost(rows, args.ranks, shape) for rows in args.rows]
     print(f"{shape.row_tokens:,} tokens and {shape.turns} turns a row, {args.ranks} ranks\n")
     print("\n".join(format_table(costs)))

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)  # decimals with a smaller relative difference are equal
 MAX_NUMBER_LENGTH = 400  # maximum characters of a number as text, and maximum power of ten
@@ -270,27 +270,25 @@ def _read_number_words(text: str) -> WrittenNumber | None:
         return WrittenNumber(-value if is_negative else value)
     if not words or words[0] not in _VALUES_BELOW_100:
         return None
-    total = value_below_1000 = num_number_words = 0
-    for word in words:
+    number_words = list(takewhile(_is_number_word, words))
+    total = value_below_1000 = 0
+    for word in number_words:
         if word in _VALUES_BELOW_100:
             value_below_1000 += _VALUES_BELOW_100[word]
         elif word == "hundred":
             value_below_1000 *= 100
         elif word in _POWERS_OF_TEN:
             total, value_below_1000 = total + value_below_1000 * 10 ** _POWERS_OF_TEN[word], 0
-        elif word != "and":
-            break
-        num_number_words += 1
-    unit_text = " ".join(words[num_number_words:])
+    unit_text = " ".join(words[len(number_words) :])
     unit = _normalize_unit(unit_text, is_after_space=True) if unit_text else ""
-    if (
-        unit is None
-        or words[num_number_words - 1] == "and"
-        or not _are_tens_before_ones(words[:num_number_words])
-    ):
+    if unit is None or number_words[-1] == "and" or not _are_tens_before_ones(number_words):
         return None
     value = Fraction(total + value_below_1000)
     return WrittenNumber(-value if is_negative else value, unit)
+
+
+def _is_number_word(word: str) -> bool:
+    return word in ("hundred", "and") or word in _VALUES_BELOW_100 or word in _POWERS_OF_TEN
 
 
 def _read_mixed_number(match: re.Match[str], sign: int) -> WrittenNumber | None:
