@@ -244,12 +244,12 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     except RENDER_ERRORS:
         return  # the template refuses assistant turns, which a single turn does not need
     _, user_text, tail = conversation_text.rpartition(make_content_placeholder(0))
-    gap_text, assistant_text, _ = tail.partition(make_content_placeholder(1))
+    inter_turn_text, assistant_text, _ = tail.partition(make_content_placeholder(1))
     if not user_text or not assistant_text:
         return
     rendered_prompt = template.render_generation_prompt()
     generation_prompt = INVISIBLE_TEXT_PATTERN.sub("", rendered_prompt)
-    turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", gap_text)
+    turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", inter_turn_text)
     # The generation prompt may be longer than the common beginning of turns, for example by
     # <think>.
     if generation_prompt.startswith(turn_beginning):
@@ -262,8 +262,9 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     writes_tags_itself = is_channel_tag and user_turn != template.render(turns[:1])
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags_itself):
         raise UnsupportedTemplateError(
-            f"its generation prompt is {rendered_prompt!r}, but it writes {gap_text!r} between the "
-            "content of a user turn and of an assistant turn: both must agree"
+            f"its generation prompt is {rendered_prompt!r}, but it writes "
+            f"{inter_turn_text!r} between the content of a user turn and of an assistant turn: "
+            "both must agree"
         )
 
 

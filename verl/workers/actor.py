@@ -281,9 +281,9 @@ class ActorWorker(TrainingWorker):
         """
         return self._sent_fingerprints
 
-    def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
+    def _collect_hf_weights(self, lora_scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = gather_full_weights(self.train_engine)
-        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied_names)
+        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, lora_scales, self.tied_names)
 
     def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"
