@@ -7,15 +7,13 @@ with which TextArena registers them, without its wrappers. ``games.yaml`` contai
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from verl.config.settings.hints import did_you_mean
+from verl.utils.files import read_yaml_table
 
 RAW_SUFFIX = "-raw"  # suffix of TextArena's names for games without wrappers
-_TABLES = yaml.safe_load(Path(__file__).with_name("games.yaml").read_text(encoding="utf-8"))
+_TABLES = read_yaml_table(__file__, "games.yaml")
 EXCLUDED_GAMES: dict[str, str] = _TABLES["excluded"]
 SUCCESSFUL_CONSTANT_MOVES: dict[str, tuple[str, int, int]] = _TABLES["constant_moves"]
 GAMES_WITHOUT_RANDOM_OPPONENT: tuple[str, ...] = tuple(_TABLES["scripted_only"])
