@@ -12,7 +12,7 @@ PLAIN_ANSWER_FORMAT = (
 )
 IMAGE_PLACEHOLDER = "<image>"  # placeholder in an observation's text for its image
 MAX_ACTION_CHARS = 400  # maximum characters of an action; a longer one is cut and not well formed
-_CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+ACTION_TAG_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _OPEN_ACTION_PATTERN = re.compile(r"<action>(.*)", re.DOTALL)
 _TAG_PATTERN = re.compile(r"</?(?:action|think|level)>")
 
@@ -149,7 +149,7 @@ def project_action(text: str) -> tuple[str, bool]:
         "I go <action>west"            ->  ("west", False)
         "look"                         ->  ("look", False)
     """
-    closed_actions = _CLOSED_ACTION_PATTERN.findall(text)
+    closed_actions = ACTION_TAG_PATTERN.findall(text)
     if closed_actions:
         action = " ".join(closed_actions[0].split())
         # Check the length before truncating: a truncated action also counts as not well formed.

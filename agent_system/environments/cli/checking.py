@@ -17,7 +17,6 @@ another order.
 import asyncio
 import math
 import statistics
-import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +47,7 @@ from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
@@ -215,10 +214,8 @@ def _close_env(env: Env) -> list[str]:
     try:
         env.close()
     except USER_CODE_ERRORS as error:  # boundary to the environment
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         return [
-            f"close() of the environment raised {describe_error(error)} "
-            f"({frame.filename}:{frame.lineno}); "
+            f"close() of the environment raised {describe_raised_error(error)}; "
             "fix: make it succeed at any time, also before the first reset"
         ]
     return []
