@@ -196,7 +196,7 @@ class EpisodeRunner(TrialRunner):
     def _get_initial_state(self, trial: Trial) -> Any:
         return self.env.active_states[trial.session_id]
 
-    def _has_next_episode(self, trial: Trial) -> bool:  # noqa: ARG002  never
+    def _has_next_episode(self, trial: Trial) -> bool:
         return False
 
     def _close_trial(self, trial: Trial) -> None:

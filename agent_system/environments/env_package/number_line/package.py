@@ -45,7 +45,6 @@ class NumberLineEnv(Env):
         self.max_steps = settings.max_steps or MAX_STEPS
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # nothing is random
         self.position: int = task["start"]
         self.target: int = task["target"]
         self.steps = 0
@@ -87,7 +86,6 @@ class NumberLinePrompts(ChatPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        del first, levels  # the system message contains the rules and the answer format
         past_turns = "".join(f"{past_text} You chose: {action}\n" for past_text, action in history)
         return f"{past_turns}{observation.text}"
 

@@ -162,7 +162,6 @@ class OpenEnvEnv:
         self._last_observation_text = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # unused: the task contains the seed
         session_result = self._session.reset({**self.settings.reset_options, "seed": task["seed"]})
         self._last_observation_text = self._read_observation_text(session_result.observation)
         return Observation(self._last_observation_text)

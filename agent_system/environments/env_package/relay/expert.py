@@ -43,7 +43,7 @@ class RelayExpert:
         return Decision(self.door.answer_place, thoughts=thoughts, needed_level=level)
 
     def observe(self, action: str, observation: Observation) -> None:
-        del action  # the action was right: a wrong action would have ended the episode
+        # The action was right: a wrong action would have ended the episode.
         self.door = parse_door(observation.text)
 
     def _make_wrong_thought(self) -> Thought:

@@ -41,7 +41,6 @@ class ShopEnv(Env):
         self._page = Page()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # nothing is random
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
         return self._make_observation()

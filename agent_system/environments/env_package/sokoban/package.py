@@ -51,7 +51,6 @@ class SokobanEnv(Env):
         self.settings = settings
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # the task determines the episode
         self.room, self.state = SokobanRoom.parse_level(task["level"])
         return self._make_observation("")
 

@@ -97,7 +97,6 @@ class ToolsEnv:
         Earlier messages of the task become its ``opening``, whose system message also describes the
         tools.
         """
-        del seed  # the task determines the episode
         self.task = task
         observation = build_first_observation(task)
         self._history = [observation.text]
