@@ -64,7 +64,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         if unknown_words:
             raise ValueError(
                 f"words: the embedded gamemaster does not know {', '.join(unknown_words)}; "
-                "allowed: words of knowledge.txt; fix: use such words, or a gamemaster that knows "
+                "allowed: words of knowledge.yaml; fix: use such words, or a gamemaster that knows "
                 "them"
             )
         if getattr(self.gamemaster, "remote", False):
