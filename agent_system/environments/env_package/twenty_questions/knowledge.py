@@ -64,7 +64,7 @@ class Knowledge:
 
 @cache
 def load_knowledge() -> Knowledge:
-    """Return the tables of ``knowledge.yaml``."""
+    """Return the tables of ``knowledge.yaml``, with all implied attributes."""
     tables = read_yaml_table(__file__, "knowledge.yaml")
     attributes = {
         name: Attribute(
