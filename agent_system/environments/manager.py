@@ -27,7 +27,7 @@ from agent_system.environments.tasks import (
     check_disjoint_splits,
     check_tasks,
     group_tasks_by_part,
-    hash_validation_set,
+    hash_json,
     select_validation_set,
 )
 from verl.utils.limits import USER_CODE_ERRORS, TimeLimitError, describe_raised_error
@@ -114,7 +114,7 @@ class EnvironmentManagerBase:
     @property
     def panel_hash(self) -> str:
         """Hash of the validation set. Equal hashes mean equal tasks and environment seeds."""
-        return hash_validation_set(self.validation_set)
+        return hash_json(self.validation_set)
 
     def replace_tasks(self, tasks: list[Task]) -> None:
         """Replace the tasks of this split, their order in training, and the validation set."""

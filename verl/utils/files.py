@@ -13,6 +13,9 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from verl.config.settings.errors import ConfigError
 
@@ -22,6 +25,13 @@ FILE_LIST_NAME = ".published.json"
 PAGE_SIGNATURE = "<!-- written by rlvcr, which may replace this file -->"
 MAX_HASHED_BYTES = 16 * 2**20  # larger files are compared by size only, not by content
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
+
+
+def read_yaml_table(module_file: str, name: str) -> Any:
+    """Return the content of the YAML file ``name`` in the directory of ``module_file``."""
+    # Prefer the loader of libyaml, which is ten times faster. Some builds of PyYAML lack it.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(Path(module_file).with_name(name).read_text(encoding="utf-8"), loader)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,8 @@ They run in worker processes with deadlines. All observations and rewards are st
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import numpy as np
 
 from agent_system.environments.cli.policies import (
     Policy,
@@ -23,6 +21,7 @@ from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.settings import EnvSettings
+from verl.utils.jsonl import to_json_types
 from verl.utils.seeds import derive_seed
 
 # Deadlines of one call of ``reset`` and of ``step``, in seconds.
@@ -158,21 +157,8 @@ async def _run_episode(
 
 
 def _build_observation_record(observation: Observation) -> dict[str, Any]:
-    image = observation.image
-    return {
-        "text": observation.text,
-        "anchor": observation.anchor,
-        "info": _convert_arrays_to_lists(observation.info),
-        "opening": observation.opening,
-        "image": None if image is None else _convert_arrays_to_lists(image),
-    }
-
-
-def _convert_arrays_to_lists(value: object) -> Any:
-    """Return ``value`` with arrays replaced by lists, so that ``==`` gives a single bool."""
-    if isinstance(value, dict):
-        return {key: _convert_arrays_to_lists(element) for key, element in value.items()}
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    # Convert arrays to lists, so that ``==`` gives a single bool.
+    return to_json_types(asdict(observation))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ another order.
 import asyncio
 import math
 import statistics
-import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +47,7 @@ from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
@@ -57,9 +56,8 @@ POLICIES_THAT_MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
 # Number of tasks that a check uses by default. Episodes of one turn are short, so it uses more.
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
-# Width of the Wilson interval on each side, in standard errors. A lower bound at 2 standard errors
-# has a one-sided coverage of 97.7%.
-WILSON_STANDARD_ERRORS = 2.0
+# Chance exceeds 2 standard deviations with a probability of 2.3%.
+MAJORITY_STANDARD_DEVIATIONS = 2.0
 # Above this multiple of the oracle's mean number of actions, a success is attributed to chance.
 MAX_LENGTH_RATIO_TO_ORACLE = 3.0
 NO_ORACLE_MESSAGE = (
@@ -215,10 +213,8 @@ def _close_env(env: Env) -> list[str]:
     try:
         env.close()
     except USER_CODE_ERRORS as error:  # boundary to the environment
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         return [
-            f"close() of the environment raised {describe_error(error)} "
-            f"({frame.filename}:{frame.lineno}); "
+            f"close() of the environment raised {describe_raised_error(error)}; "
             "fix: make it succeed at any time, also before the first reset"
         ]
     return []
@@ -442,15 +438,10 @@ def build_results_table(findings: CheckFindings) -> Table:
 def is_majority_solved(num_successes: int, num_episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
-    If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
-    half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
+    If the episodes cover only some tasks, the successes must exceed half of the episodes by more
+    than ``MAJORITY_STANDARD_DEVIATIONS`` of a fair coin. The lower bound of the Wilson interval
+    then exceeds one half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
     """
-    if covers_all_tasks or not num_episodes:
-        return 2 * num_successes > num_episodes
-    success_rate = num_successes / num_episodes
-    shifted_rate = success_rate + WILSON_STANDARD_ERRORS**2 / (2 * num_episodes)
-    margin = WILSON_STANDARD_ERRORS * math.sqrt(
-        success_rate * (1 - success_rate) / num_episodes
-        + WILSON_STANDARD_ERRORS**2 / (4 * num_episodes**2)
-    )
-    return (shifted_rate - margin) / (1 + WILSON_STANDARD_ERRORS**2 / num_episodes) > 0.5
+    standard_deviation = 0.0 if covers_all_tasks else math.sqrt(num_episodes) / 2
+    margin = MAJORITY_STANDARD_DEVIATIONS * standard_deviation
+    return num_successes - num_episodes / 2 > margin

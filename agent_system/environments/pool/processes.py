@@ -220,7 +220,7 @@ class WorkerProcess(asyncio.Protocol):
         except (wire.InvalidEnvReplyError, KeyError, TypeError, ValueError) as error:
             self._kill("garbage", f"the environment worker sent {error}")
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  of asyncio.Protocol
+    def connection_lost(self, exc: Exception | None) -> None:  # of asyncio.Protocol
         """Handle the closed socket: the process exited, was killed, or closed it."""
         self._connection_closed.set()
         self._kill("dead", f"the environment worker {self.process_id} died")

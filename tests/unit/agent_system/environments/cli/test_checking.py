@@ -80,7 +80,7 @@ def test_environment_that_cannot_be_closed_fails_the_check(error, capsys):
     assert main(["check", *arguments, f"close_error={error}"]) == 1
     output = capsys.readouterr()
     assert f"WRONG: close() of the environment raised {error}('the engine is gone')" in output.out
-    assert "unreliable_envs.py:" in output.out and "; fix: " in output.out and not output.err
+    assert "unreliable_envs.py, line" in output.out and "; fix: " in output.out and not output.err
 
 
 def test_equal_failures_are_described_once():
