@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.forward_kind import (
+    ForwardSettings,
     PackedForward,
     RowWiseForward,
     decode_forward_kind,
@@ -169,12 +170,10 @@ class TrainEngine:
             sharded_modules.append(sharded_module)
         return sharded_modules
 
-    def can_merge_rows(self, longest: int) -> bool:
-        """Return True if rows of up to ``longest`` tokens may be merged into a prefix tree."""
-        forward_kind = self.module.forward_kind
-        if not self.prefix_tree or not isinstance(forward_kind, PackedForward):
-            return False
-        return forward_kind.max_row_tokens is None or longest <= forward_kind.max_row_tokens
+    @property
+    def forward_settings(self) -> ForwardSettings:
+        """Settings of forward passes. They determine the number of tokens to compute for rows."""
+        return ForwardSettings(self.module.forward_kind, self.prefix_tree)
 
     @property
     def can_offload_state(self) -> bool:

@@ -11,10 +11,10 @@ import torch
 from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.config.schema.critic import CriticConfig
 from verl.config.schema.model import CheckpointConfig, TrainedModelConfig
+from verl.models.forward_kind import ForwardSettings
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.weights import WeightPurpose
-from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import PROFILE, WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
@@ -92,9 +92,9 @@ class TrainingWorker(Worker):
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def resolve_prefix_tree(self) -> PrefixTree:
-        """Return the config value ``prefix_tree``, or False for a model with row-wise passes."""
-        return self.train_engine.prefix_tree
+    def get_forward_settings(self) -> ForwardSettings:
+        """Return the settings with which the trainer counts the tokens to compute for rows."""
+        return self.train_engine.forward_settings
 
     def _make_rows(self, data: DataProto) -> Rows:
         return Rows(data, self.device_name, self.train_engine.prefix_tree)

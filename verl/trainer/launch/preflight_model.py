@@ -25,6 +25,8 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import Problem, value_at_path
+from verl.models.architecture import UnsupportedArchitectureError
+from verl.models.auto_class import choose_auto_class
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import (
     build_meta_model,
@@ -103,6 +105,11 @@ def _find_config_problems(
         allowed = "a model that transformers supports"
         message = f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         yield Problem(message, "unreadable_file")
+        return
+    try:
+        choose_auto_class(config)
+    except UnsupportedArchitectureError as error:
+        yield Problem(f"{setting}: {error}", "unsupported_model")
         return
     override_config = model.override_config
     problems = list(find_override_config_problems(section, override_config, config, directory))
