@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from verl.config.adapter_files import (
@@ -39,6 +40,20 @@ PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|tes
 def count_trajectories_per_step(cfg: PPOConfig) -> int:
     """Return the number of trajectories per training step: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
+
+
+def compute_max_rows(cfg: PPOConfig) -> int:
+    """Return the largest number of rows (token sequences to train on) of a training step.
+
+    With ``env.history=append`` a trajectory is one row, otherwise it has at most one row per turn.
+    With ``env.compact`` the policy may write a summary before every turn except the first. This
+    turn then begins a new row. With ``env.history=chat`` the summary may be another row.
+    """
+    trajectories = count_trajectories_per_step(cfg)
+    if cfg.env.history == "append" and not cfg.env.compact.enable:
+        return trajectories
+    has_summary_rows = cfg.env.history == "chat" and cfg.env.compact.enable
+    return trajectories * (cfg.env.max_steps + (cfg.env.max_steps - 1) * has_summary_rows)
 
 
 def count_engines(cfg: PPOConfig, device: str) -> int:
@@ -85,6 +100,12 @@ def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
 def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
     """Return the weight transport of vLLM: ``nccl`` if engines have separate GPUs, else ``ipc``."""
     return "nccl" if engines_have_separate_gpus(cfg, "cuda") else "ipc"
+
+
+def is_policy_missing(cfg: PPOConfig) -> bool:
+    """Return True if the policy is missing and supervised training (cold start) must create it."""
+    path = cfg.actor_rollout_ref.model.path
+    return cfg.cold_start.enable and path is not None and not Path(path).exists()
 
 
 def are_placeholder_files(files: Sequence[str]) -> bool:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from verl.config.derive import ACTOR_SECTION, count_trajectories_per_step
+from verl.config.derive import ACTOR_SECTION, compute_max_rows, count_trajectories_per_step
 from verl.config.plan import make_plan
-from verl.config.plan_notes import compute_max_rows
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKeyError, value_at_path

@@ -10,14 +10,10 @@ from typing import Any
 
 from verl.config import derive, memory
 from verl.config.adapter_files import find_resumed_adapter
-from verl.config.cold_start import (
-    build_cold_start_config,
-    get_cold_start_config_name,
-    is_policy_missing,
-)
+from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
-from verl.config.plan_notes import compute_max_rows, iterate_plan_notes
+from verl.config.plan_notes import iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.problems import build_conflict
 from verl.config.schema import PPOConfig, SFTConfig
@@ -176,7 +172,7 @@ class PPOPlan(Plan):
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
         self.trajectories = derive.count_trajectories_per_step(cfg)
         self.max_turns = self.trajectories * env.max_steps
-        self.max_rows = compute_max_rows(cfg)
+        self.max_rows = derive.compute_max_rows(cfg)
         self.max_extra_tokens_by_purpose = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
@@ -457,7 +453,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     # The size stays unknown if a file or the config of the cold start is invalid. Checks report it.
     expected_errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     with contextlib.suppress(*expected_errors):
-        if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
+        if isinstance(cfg, PPOConfig) and derive.is_policy_missing(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)
             policy_size = _find_policy_size(build_cold_start_config(cfg))
         else:

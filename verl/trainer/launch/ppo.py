@@ -24,15 +24,19 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import limit_first_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.adapter_files import SYNC_KEY
-from verl.config.cold_start import is_policy_missing
-from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
+from verl.config.derive import (
+    compute_max_rows,
+    count_engines,
+    count_max_engines_per_node,
+    is_policy_missing,
+    resolve_weight_transfer,
+)
 from verl.config.memory import (
     estimate_object_store_gb,
     has_reference,
     has_reference_copy,
     read_policy_size,
 )
-from verl.config.plan_notes import compute_max_rows
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
