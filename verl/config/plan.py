@@ -10,14 +10,10 @@ from typing import Any
 
 from verl.config import derive, memory
 from verl.config.adapter_files import find_resumed_adapter
-from verl.config.cold_start import (
-    build_cold_start_config,
-    get_cold_start_config_name,
-    is_policy_missing,
-)
+from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
-from verl.config.plan_notes import compute_max_rows, iterate_plan_notes
+from verl.config.plan_notes import iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.problems import build_conflict
 from verl.config.schema import PPOConfig, SFTConfig
@@ -176,7 +172,7 @@ class PPOPlan(Plan):
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
         self.trajectories = derive.count_trajectories_per_step(cfg)
         self.max_turns = self.trajectories * env.max_steps
-        self.max_rows = compute_max_rows(cfg)
+        self.max_rows = derive.compute_max_rows(cfg)
         self.max_extra_tokens_by_purpose = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
@@ -288,7 +284,7 @@ class PPOPlan(Plan):
             "one step",
             f"{tasks_text} = {trajectories_text}, {self.max_turns:,} turns at most",
         )
-        row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
+        row_tokens = cfg.data.max_row_tokens
         yield "rows", f"{self.max_rows:,} at most, {row_tokens:,} tokens each at most"
         max_tokens = self.max_turns * cfg.env.max_turn_tokens
         if cfg.env.compact.enable:
@@ -322,7 +318,7 @@ class PPOPlan(Plan):
         branch_cost = ""
         if self.max_extra_tokens_by_purpose:
             # An alternative thought starts on average in the middle of its row.
-            tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
+            tokens = cfg.data.max_row_tokens // 2
             branch_cost = f", and about {tokens:,} tokens of its row again for each alternative"
         max_row_tokens = cfg.actor_rollout_ref.rollout.max_model_len
         kernel_name = cfg.actor_rollout_ref.model.attn_implementation
@@ -392,8 +388,7 @@ class PPOPlan(Plan):
 
     def _find_device_problems(self) -> list[Problem]:
         # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
-        cluster_address = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-        host_gb = None if cluster_address else self.facts.memory_gb
+        host_gb = None if self.cfg.ray_init.cluster_address else self.facts.memory_gb
         device_gb = self.facts.device_memory_gb
         return list(memory.find_memory_problems(self.cfg, self.facts, device_gb, host_gb))
 
@@ -457,7 +452,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     # The size stays unknown if a file or the config of the cold start is invalid. Checks report it.
     expected_errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     with contextlib.suppress(*expected_errors):
-        if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
+        if isinstance(cfg, PPOConfig) and derive.is_policy_missing(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)
             policy_size = _find_policy_size(build_cold_start_config(cfg))
         else:

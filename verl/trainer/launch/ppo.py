@@ -24,15 +24,19 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import limit_first_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.adapter_files import SYNC_KEY
-from verl.config.cold_start import is_policy_missing
-from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
+from verl.config.derive import (
+    compute_max_rows,
+    count_engines,
+    count_max_engines_per_node,
+    is_policy_missing,
+    resolve_weight_transfer,
+)
 from verl.config.memory import (
     estimate_object_store_gb,
     has_reference,
     has_reference_copy,
     read_policy_size,
 )
-from verl.config.plan_notes import compute_max_rows
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -113,8 +117,12 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         setup_logging(run.logs / "driver.log")
         if simulation_text:
             logger.warning("%s: not comparable with published numbers", simulation_text)
-        watchdog = Watchdog(run.logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s)
-        watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
+        watchdog = Watchdog(
+            run.logs,
+            cfg.trainer.waiting_log_s,
+            cfg.trainer.stall_timeout_s,
+            collect_remote_stacks=collect_stacks_of_other_nodes,
+        )
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
             watchdog.enter_stage("tasks")

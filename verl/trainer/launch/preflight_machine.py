@@ -30,8 +30,6 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
 # Directories that get a copy of the trajectories of each training step, or of each validation.
 ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
-# Tracker -> modules of which one must be installed, for trackers whose module has another name.
-TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 # Environment variable with which Ray shows all GPUs to every process.
 SHOW_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
@@ -56,7 +54,7 @@ def find_machine_problems(
 
 def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem if this machine has too few GPUs. Skip runs that join a cluster."""
-    if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
+    if isinstance(cfg, PPOConfig) and cfg.ray_init.cluster_address:
         return
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = cfg.trainer.device
@@ -162,11 +160,7 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     key = "trainer.logger"
     external_trackers = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
-    missing_trackers = [
-        name
-        for name in external_trackers
-        if not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
-    ]
+    missing_trackers = [name for name in external_trackers if not find_spec(name)]
     installed_trackers = [name for name in cfg.trainer.logger if name not in missing_trackers]
     for name in missing_trackers:
         why = f"the package of {name} is not installed, so it would get no metrics"
@@ -179,7 +173,7 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if a new local Ray cannot write its authentication token or its sessions."""
-    if cfg.ray_init.address or os.environ.get("RAY_ADDRESS"):
+    if cfg.ray_init.cluster_address:
         return
     session_problem = find_session_directory_problem()
     if session_problem:
@@ -224,8 +218,8 @@ def find_write_problem(directory: Path) -> str:
 
 def _find_cluster_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem of a run that joins a cluster: no connection, or a relative run directory."""
-    address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    if not address or address == "local":
+    address = cfg.ray_init.cluster_address
+    if address is None:
         return
     if address != "auto":
         problems = list(_find_connection_problems(cfg.ray_init.address, address))

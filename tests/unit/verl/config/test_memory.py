@@ -6,7 +6,12 @@ import pytest
 
 from tests.helpers.refusals import fix, has_problem
 from verl.config import plan as plan_module
-from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
+from verl.config.derive import (
+    compute_max_rows,
+    count_engines,
+    count_max_engines_per_node,
+    resolve_weight_transfer,
+)
 from verl.config.memory import (
     GIB,
     PolicySize,
@@ -19,7 +24,6 @@ from verl.config.memory import (
     find_memory_problems,
 )
 from verl.config.plan import PlanFacts, gather_facts, make_plan
-from verl.config.plan_notes import compute_max_rows
 from verl.config.settings import ConfigError, Problem
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config

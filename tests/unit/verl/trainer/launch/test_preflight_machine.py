@@ -40,9 +40,22 @@ def test_tracker_that_is_not_installed_is_a_problem(name, monkeypatch):
 
 
 def test_installed_trackers_are_no_problem(monkeypatch):
-    find_installed = lambda module: util.find_spec("json") if module == "tensorboardX" else None  # noqa: E731
-    monkeypatch.setattr(preflight_machine, "find_spec", find_installed)
-    assert not machine_problems("trainer.logger=[console,file,tensorboard]")
+    monkeypatch.setattr(preflight_machine, "find_spec", lambda _: util.find_spec("json"))
+    assert not machine_problems("trainer.logger=[console,file,tensorboard,wandb]")
+
+
+@pytest.mark.parametrize("source", ["config", "environment"])
+def test_local_ray_is_checked_like_no_cluster(source, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    overrides = ["trainer.device=cuda", "ray_init.num_cpus=4"]
+    if source == "environment":
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+    else:
+        overrides.append("ray_init.address=local")
+    cfg = load_config("ppo_trainer", [PATH, *overrides])
+    assert find_problems(cfg) == []
+    (problem,) = find_machine_problems(cfg)
+    assert (problem.key_path, problem.code) == ("trainer.device", "does_not_fit")
 
 
 @pytest.mark.parametrize(
