@@ -174,8 +174,8 @@ class TextlessPrompts(number_line.NumberLinePrompts):
 @pytest.mark.parametrize(
     ("changed_fields", "history", "code", "content"),
     [
-        ({"tasks": make_overlapping_tasks}, "append", "no_rows", "2 tasks"),
-        ({"tasks": lambda: []}, "append", "no_rows", "function tasks"),
+        ({"tasks": make_overlapping_tasks}, "append", "wrong_cell", "'1'"),
+        ({"tasks": lambda: []}, "append", "failed_call", "TypeError("),
         ({"prompts": TextlessPrompts}, "append", "failed_call", "prompts.first("),
         ({"prompts": TextlessPrompts}, "window", "failed_call", "prompts.window("),
         ({"project": lambda text: text}, "append", "failed_call", "project("),
@@ -193,6 +193,31 @@ def test_functions_of_a_package_are_called_before_the_start(
     (problem,) = find_start_problems(cfg)
     assert (problem.key_path, problem.code) == ("env.env_name", code) and content in problem
     assert allowed(problem) and fix(problem)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "key"),
+    [
+        (
+            ["env.sokoban.dim_room=[5,5]", "env.sokoban.min_moves=50"],
+            "conflicting_keys",
+            "env.sokoban",
+        ),
+        (["env.alfworld.source=official"], "missing_file", "env.alfworld.source"),
+        (["env.twenty_questions.words=[dog]"], "out_of_range", "env.twenty_questions.words"),
+        (["env.mixture.parts=[number_line,relay]", "env.train_tasks=1"], "no_rows", "'relay'"),
+    ],
+)
+def test_each_mistake_in_the_settings_of_an_environment_has_its_code(
+    monkeypatch, policy, overrides, code, key
+):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    name = overrides[0].split(".")[1]
+    model = f"actor_rollout_ref.model.path={policy}"
+    (problem,) = find_start_problems(
+        load_config("ppo_trainer", [model, f"env.env_name={name}", *overrides])
+    )
+    assert (problem.key_path, problem.code) == ("env.env_name", code) and key in problem
 
 
 def save_merging_tokenizer(directory):
@@ -410,7 +435,7 @@ def test_engine_without_log_probs_is_refused(refuse, monkeypatch):
         assert allowed(problem).startswith("vllm, hf")
     assert "no_such_lab" in refuse(*RLVCR, "actor_rollout_ref.rollout.name=no_such_lab:Engine")
     problem = refuse(*RLVCR, "actor_rollout_ref.rollout.name=vlm")
-    assert suggestion(problem) == "vllm" and "hf, module:Class, vllm" in allowed(problem)
+    assert suggestion(problem) == "vllm" and problem.code == "unknown_name"
 
 
 def test_user_engine_is_created_by_its_import_path(monkeypatch):
@@ -431,6 +456,7 @@ def test_invalid_reward_configuration_is_refused(refuse, tmp_path):
     assert (
         problem.startswith("reward_model.reward_kwargs={'penalti': 1}: ") and "'penalti'" in problem
     )
+    assert problem.code == "unknown_key"
     (tmp_path / "mine.py").write_text("def short(**_):\n    return 1.0\n")
     function = [
         f"custom_reward_function.path={tmp_path}/mine.py",
@@ -439,7 +465,8 @@ def test_invalid_reward_configuration_is_refused(refuse, tmp_path):
     problem = refuse(*RLVCR, function[0], "custom_reward_function.name=shortt")
     assert problem.code == "unknown_name" and suggestion(problem) == "short"
     problem = refuse(*RLVCR, *function, "reward_model.reward_manager=step")
-    assert problem.key_path == "reward_model.reward_manager"
+    key = "reward_model.reward_manager"
+    assert (problem.key_path, problem.code) == (key, "conflicting_keys")
     assert "custom_reward_function.path" in problem
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR, *function]
     assert find_start_problems(load_config("ppo_trainer", overrides)) == []
