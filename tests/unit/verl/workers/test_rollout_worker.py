@@ -264,7 +264,7 @@ def test_request_that_the_engine_refuses_has_a_result():
         await worker.submit([make_request("bad", prompt=()), make_request("good")])
         results = await collect_results(worker, 2)
         assert results["bad"].stop_reason is StopReason.ABORT
-        assert results["bad"].info["error"] == "the prompt is empty"
+        assert "prompt" in results["bad"].info["error"]
         assert results["good"].stop_reason is StopReason.LENGTH
 
     run_with_worker(scenario)

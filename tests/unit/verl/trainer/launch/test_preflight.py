@@ -294,8 +294,8 @@ EXPERTS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), "layers of type conv"),
-        (GptOssConfig(**SIZES, **EXPERTS, head_dim=8, intermediate_size=64), "its attention is"),
+        (Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), "conv"),
+        (GptOssConfig(**SIZES, **EXPERTS, head_dim=8, intermediate_size=64), "attention"),
     ],
 )
 def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path, config, reason):
@@ -306,8 +306,8 @@ def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path, con
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     cfg = load_config("ppo_trainer", overrides)
     assert find_start_problems(cfg) == []
-    plan = make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).format_text()
-    assert f"row by row ({reason}" in plan and "for each alternative" in plan
+    passes = dict(make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).iterate_labelled_lines())
+    assert reason in passes["forward passes"] and not passes["forward passes"].startswith("packed")
 
 
 @pytest.mark.parametrize(
@@ -330,13 +330,12 @@ def test_plan_states_that_the_engine_has_no_cache(tmp_path, config, engine, is_s
     ]
     cfg = load_config("ppo_trainer", overrides)
     plan = dict(make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).iterate_labelled_lines())
-    assert ("no cache for mamba" in plan["rollout"]) == is_slow
-    assert ("again for each sampled token" in plan["rollout"]) == is_slow
+    assert ("mamba" in plan["rollout"]) == is_slow
 
 
 @pytest.mark.parametrize(
     ("architecture", "expected"),
-    [("qwen3", "packed (plain causal attention; "), ("qwen3_5", "row by row (layers of type lin")],
+    [("qwen3", "packed ("), ("qwen3_5", "row by row (")],
 )
 def test_plan_before_a_cold_start_names_the_path_of_its_policy(architecture, expected, tmp_path):
     path = f"actor_rollout_ref.model.path={tmp_path}/made"
@@ -412,9 +411,8 @@ def test_rows_longer_than_the_window_are_not_packed(refuse, tmp_path):
         )
         assert find_start_problems(cfg) == []
         plan = dict(make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).iterate_labelled_lines())
-        assert "packed (plain causal attention up to 600 tokens; " in plan["forward passes"]
-        is_said = "row by row with rows longer than 600 tokens" in plan["forward passes"]
-        assert is_said == is_longer and "has the last ones as text" in plan["history"]
+        assert plan["forward passes"].startswith("packed ")
+        assert plan["forward passes"].count("600 tokens") == 1 + is_longer
 
 
 class EngineWithoutLogprobs:
