@@ -30,6 +30,7 @@ from agent_system.environments.tasks import (
     hash_json,
     select_validation_set,
 )
+from verl.config.settings.errors import UserError
 from verl.utils.limits import USER_CODE_ERRORS, TimeLimitError, describe_raised_error
 from verl.utils.seeds import derive_seed
 
@@ -60,19 +61,21 @@ class EnvironmentManagerBase:
         if split == "train":
             tasks = tasks[: config.env.train_tasks]
         if not tasks:
-            raise ValueError(
+            raise UserError(
                 f"environment {config.env.env_name!r} has no {split} tasks; "
-                f"its settings: {self.settings!r}"
+                f"its settings: {self.settings!r}",
+                "no_rows",
             )
         tasks_by_part = group_tasks_by_part(tasks, self.package.part_weights(self.settings))
         parts_without_tasks = ", ".join(
             repr(name) for name, part_tasks in tasks_by_part.items() if not part_tasks
         )
         if parts_without_tasks:
-            raise ValueError(
+            raise UserError(
                 f"environment {config.env.env_name!r} has no {split} tasks of "
                 f"{parts_without_tasks}; allowed: a task of each part; "
-                "fix: raise env.train_tasks, or remove the part"
+                "fix: raise env.train_tasks, or remove the part",
+                "no_rows",
             )
         self.replace_tasks(tasks)
 
@@ -238,15 +241,17 @@ def load_tasks(
     except (ImportError, OSError, ValueError, MemoryError, TimeLimitError):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
-        raise ValueError(
+        raise UserError(
             f"the function tasks of environment {env_name!r} raised "
             f"{describe_raised_error(error)}; allowed: tasks(settings, split), which returns a "
-            "list of tasks; fix: correct the function"
+            "list of tasks; fix: correct the function",
+            "failed_call",
         ) from error
     if not isinstance(returned_tasks, Sequence):
-        raise ValueError(
+        raise UserError(
             f"the function tasks of environment {env_name!r} returned {returned_tasks!r:.80}; "
-            "allowed: a list of tasks; fix: correct the function"
+            "allowed: a list of tasks; fix: correct the function",
+            "failed_call",
         )
     check_tasks(returned_tasks, split)
     return list(returned_tasks)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
 
@@ -38,8 +39,9 @@ def load_import_path(import_path: str, key: str) -> Any:
     setting = f"{key}={import_path!r}"
     allowed_text = "allowed: FILE.py:NAME, MODULE:NAME"
     if not source or not name:
-        raise ValueError(
-            f"{setting} is no import path; {allowed_text}; fix: {import_path.strip(':')}:NAME"
+        raise UserError(
+            f"{setting} is no import path; {allowed_text}; fix: {import_path.strip(':')}:NAME",
+            "invalid_syntax",
         )
     fix = f"{allowed_text}; fix: name an existing function or class"
     is_file = source.endswith(".py")

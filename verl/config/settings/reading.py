@@ -9,7 +9,13 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from verl.config.settings.errors import ConfigError, InvalidSettingError, MissingKeyError, Problem
+from verl.config.settings.errors import (
+    ConfigError,
+    InvalidSettingError,
+    MissingKeyError,
+    Problem,
+    get_problem_code,
+)
 from verl.config.settings.hints import build_unknown_key_problem, nearest_name
 from verl.config.settings.keys import (
     Key,
@@ -138,7 +144,7 @@ class _Mistake:
         error = self.details.get("ctx", {}).get("error")
         if isinstance(error, ValueError):
             reason = error.reason if isinstance(error, InvalidSettingError) else error
-            return Problem(f"{setting}: {reason}", "out_of_range")
+            return Problem(f"{setting}: {reason}", get_problem_code(error, "out_of_range"))
         is_out_of_bounds = self.details["type"].startswith(OUT_OF_BOUNDS_ERROR_TYPES)
         why = "not allowed" if is_out_of_bounds else "wrong type"
         text = f"{setting}: {why}; allowed: {key.describe_allowed()}; fix: {self._suggest_fix(key)}"

@@ -43,6 +43,7 @@ from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import TrainedModelConfig
 from verl.config.settings import ConfigError, Problem, Section
+from verl.config.settings.errors import get_problem_code
 from verl.models.hub import model_directory, pin_revision
 from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
@@ -208,7 +209,8 @@ def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environme
     except (ImportError, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
         raise ConfigError(
-            f"env.env_name={cfg.env.env_name!r} has no tasks: {error}", "no_rows"
+            f"env.env_name={cfg.env.env_name!r} has no tasks: {error}",
+            get_problem_code(error, "no_rows"),
         ) from error
 
 

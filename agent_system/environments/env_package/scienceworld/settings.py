@@ -6,6 +6,7 @@ from annotated_types import Ge
 from pydantic import field_validator
 
 from agent_system.environments.settings import EnvSettings
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
 from verl.utils.files import read_yaml_table
 
@@ -58,8 +59,9 @@ class ScienceWorldSettings(EnvSettings):
             if name not in VARIATION_COUNTS:
                 experiments = ", ".join(VARIATION_COUNTS)
                 hint = did_you_mean(name, VARIATION_COUNTS)
-                raise ValueError(
+                raise UserError(
                     f"kind {name!r} does not exist{hint}; "
-                    f"allowed: any of {experiments}; fix: [boil]"
+                    f"allowed: any of {experiments}; fix: [boil]",
+                    "unknown_name",
                 )
         return experiment_names

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
 from verl.utils.files import read_yaml_table
 
@@ -83,10 +84,11 @@ def get_game_description(name: str) -> GameDescription:
     )
     game_names = list_games()
     if reason or name not in game_names:
-        raise ValueError(
+        raise UserError(
             f"env.textarena.game={name!r}: {reason or 'TextArena has no such game'}"
             f"{did_you_mean(name, game_names)}; allowed: {', '.join(game_names)}; "
-            "fix: env.textarena.game=GuessTheNumber"
+            "fix: env.textarena.game=GuessTheNumber",
+            "unknown_name",
         )
     base_name = name.partition("-")[0]
     return GameDescription(

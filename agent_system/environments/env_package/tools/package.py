@@ -21,6 +21,7 @@ from agent_system.environments.env_package.tools.mcp_tools import McpConnection
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from agent_system.environments.package import EnvPackage
 from rlvcr.levels import render_level_instructions
+from verl.config.settings.errors import UserError
 
 NAME = "tools"
 INSTRUCTIONS = """\
@@ -73,9 +74,11 @@ class Toolbox:
     def _add_tools(self, tools: Sequence[toolbox.Tool]) -> None:
         for tool in tools:
             if tool.name in self.tools:
-                raise ValueError(
+                raise UserError(
                     f"env.{NAME}: two tools have the name {tool.name!r}; allowed: distinct names; "
-                    f"fix: list the tools of the server in env.{NAME}.mcp_servers, without this one"
+                    f"fix: list the tools of the server in env.{NAME}.mcp_servers, without this "
+                    "one",
+                    "conflicting_keys",
                 )
             self.tools[tool.name] = tool
 

@@ -133,7 +133,8 @@ def test_limit_holds_in_other_threads(monkeypatch, graded):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(30)
-    assert messages == ["it took over 0.05 s"]
+    (message,) = messages
+    assert message.startswith("it ") and "0.05 s" in message
 
 
 def test_errors_and_keyboard_interrupts_are_not_replaced():

@@ -13,6 +13,7 @@ from verl.config.schema import PPOConfig
 from verl.config.settings import Problem
 from verl.names import AdvantageEstimator
 from verl.trainer import main_ppo
+from verl.trainer.cli import CHECKED_NOTE, COMPOSED_NOTE
 from verl.trainer.launch.dry_run import perform_dry_run
 
 
@@ -48,7 +49,7 @@ def check(overrides, monkeypatch, capsys):
 def test_valid_run_is_planned_and_not_started(check, overrides):
     status, out, err = check()
     assert status == 0 and not err
-    assert "trajectories" in out and "checked, nothing was started" in out
+    assert "trajectories" in out and CHECKED_NOTE in out
     assert load_config("ppo_trainer", overrides).trainer.default_local_dir.endswith("/run")
 
 
@@ -135,7 +136,7 @@ def test_check_starts_no_ray(overrides):
 
 def test_shown_config_states_that_it_was_not_checked(capsys):
     assert main_ppo.main(["--cfg", "job", "env.rollout.n=1"]) == 0
-    assert capsys.readouterr().out.startswith("# composed, not checked: use --check")
+    assert capsys.readouterr().out.startswith(COMPOSED_NOTE)
 
 
 @pytest.mark.parametrize("other", [["--cfg", "job"], ["--explain", "env.rollout.n"]])

@@ -131,7 +131,7 @@ SMALL = ClusterNode("small", cpus=32.0, gpus=2.0)
             config_with_engine_gpus(1, 3, ranks=2),
             [GPU_NODE],
             "trainer.nnodes=1",
-            "only 0 fit in addition to the engines: big has 4",
+            "big has 4",
         ),
         (
             config_with_engine_gpus(1, 2, ranks=3),

@@ -153,7 +153,7 @@ def save_reward_model(directory, num_labels=1):
         (QUERY, None, QUERY),
         ("score.weight", None, "score.weight"),
         ("score.weight", torch.ones(2, 32), "score.weight"),
-        ("score.weight", torch.full((1, 32), torch.nan), "not finite"),
+        ("score.weight", torch.full((1, 32), torch.nan), "score.weight"),
         ("model.odd", torch.ones(2), "model.odd"),
     ],
 )
