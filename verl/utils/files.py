@@ -29,9 +29,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
 
 def read_yaml_table(module_file: str, name: str) -> Any:
     """Return the content of the YAML file ``name`` in the directory of ``module_file``."""
-    # Prefer the loader of libyaml, which is ten times faster. Some builds of PyYAML lack it.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(Path(module_file).with_name(name).read_text(encoding="utf-8"), loader)
+    return yaml.safe_load(Path(module_file).with_name(name).read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
