@@ -151,7 +151,8 @@ class _Mistake:
         suggestion = nearest_name(invalid_values[0], map(str, choices)) if invalid_values else None
         if suggestion:
             return f"did you mean {suggestion}?"
-        return f"{key.path}={_format_value(key.default_value)} is the default"
+        default = "null" if key.default_value is None else _format_value(key.default_value)
+        return f"{key.path}={default} is the default"
 
 
 def _format_value(value: object) -> str:
