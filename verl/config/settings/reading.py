@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from verl.config.settings.errors import ConfigError, InvalidSettingError, MissingKeyError, Problem
 from verl.config.settings.hints import build_unknown_key_problem, nearest_name
@@ -135,6 +135,9 @@ class _Mistake:
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."
             return Problem(f"{setting}: a section, not a value; {fix}", "wrong_type")
+        if self.value is PydanticUndefined:
+            why = f"it has no value and no default; allowed: {key.describe_allowed()}"
+            return Problem(f"{self.path}: {why}; fix: {self.path}=VALUE", "missing_key")
         error = self.details.get("ctx", {}).get("error")
         if isinstance(error, ValueError):
             reason = error.reason if isinstance(error, InvalidSettingError) else error

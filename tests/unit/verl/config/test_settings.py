@@ -207,3 +207,16 @@ def test_no_key_accepts_a_non_finite_number(schema, written):
             ]
         tried += 1
     assert tried > 1
+
+
+def test_key_without_default_must_be_set():
+    class Pier(Section):
+        """A pier."""
+
+        length: PositiveInt
+        """metres"""
+
+    (problem,) = read_section(Pier, {}, "pier").problems.values()
+    assert problem.code == "missing_key" and problem.startswith("pier.length: ")
+    assert "int >= 1" in problem and problem.endswith("fix: pier.length=VALUE")
+    assert read_section_or_raise(Pier, {"length": 3}).length == 3
