@@ -31,7 +31,13 @@ from agent_system.environments.tasks import (
     select_validation_set,
 )
 from verl.config.settings.errors import UserError
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimitError, describe_raised_error
+from verl.utils.limits import (
+    USER_CODE_ERRORS,
+    TimeLimitError,
+    describe_error,
+    describe_raised_error,
+    describe_user_line,
+)
 from verl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -238,9 +244,14 @@ def load_tasks(
         returned_tasks = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
-    except (ImportError, OSError, ValueError, MemoryError, TimeLimitError):
+    except (ImportError, OSError, MemoryError, TimeLimitError):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
+        has_fix = "; fix: " in describe_error(error, str)
+        if isinstance(error, ValueError) and (has_fix or not describe_user_line(error)):
+            raise  # code of this repository wrote the message
+        if has_fix:
+            raise UserError(describe_error(error, str), "failed_call") from error
         raise UserError(
             f"the function tasks of environment {env_name!r} raised "
             f"{describe_raised_error(error)}; allowed: tasks(settings, split), which returns a "

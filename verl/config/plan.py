@@ -10,6 +10,7 @@ from typing import Any
 
 from verl.config import derive, memory
 from verl.config.adapter_files import find_resumed_adapter
+from verl.config.checkpoint_paths import find_checkpoint_to_resume, get_step_of_checkpoint
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
@@ -81,6 +82,7 @@ class Plan:
         self.facts = facts
         self.run_name = f"{trainer.project_name}/{trainer.experiment_name}"
         self.run_dir = trainer.default_local_dir
+        self.resumed_checkpoint = find_checkpoint_to_resume(trainer)
         self.ranks = trainer.n_gpus_per_node * trainer.nnodes
         cores_per_rank = facts.cores // trainer.n_gpus_per_node
         self.threads_per_rank = trainer.num_threads or max(1, cores_per_rank)
@@ -93,7 +95,7 @@ class Plan:
         yield from self._iterate_workload_lines()
         available_gb = self.facts.memory_gb
         yield "memory", _format_memory(self.memory_gb, available_gb, self.device_memory_gb)
-        yield "run directory", self.run_dir
+        yield "run directory", self._describe_run_directory()
         yield "checkpoints", self._describe_checkpoints()
 
     def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
@@ -115,6 +117,15 @@ class Plan:
 
     def _describe_checkpoints(self) -> str:
         raise NotImplementedError
+
+    def _describe_run_directory(self) -> str:
+        checkpoint = self.resumed_checkpoint
+        if checkpoint is None:
+            return self.run_dir
+        text = f"{self.run_dir}; the run continues from {checkpoint}"
+        last_step = self.training_steps
+        is_finished = last_step is not None and get_step_of_checkpoint(checkpoint) >= last_step
+        return f"{text}: nothing is left to train" if is_finished else text
 
     def _find_device_problems(self) -> list[Problem]:
         return []
@@ -162,6 +173,8 @@ class PPOPlan(Plan):
         env = cfg.env
         actor = cfg.actor_rollout_ref.actor
         self.is_evaluation = cfg.trainer.val_only or bool(facts.audit_text)
+        if self.is_evaluation:
+            self.resumed_checkpoint = None  # the line "policy" names it
         run_kind = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
         self.title = (
             f"{self.run_name}: {'audit' if facts.audit_text else run_kind} on {env.env_name}"

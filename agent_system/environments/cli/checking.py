@@ -143,12 +143,10 @@ async def _collect_findings(
     policies = POLICIES_WITHOUT_ORACLE
     if oracle is not None:
         policies = {ORACLE_POLICY: oracle, **policies}
-    episodes: list[ScriptedEpisode] = []
     async with checked_env.create_pool() as pool:
-        for name, make_policy in policies.items():
-            for task_index in range(len(checked_env.tasks)):
-                episodes.append(await run_policy(checked_env, pool, name, make_policy, task_index))
-        episodes += await _run_injection_policy(checked_env, pool)
+        episodes = await _run_policies(checked_env, pool, policies)
+        if episodes[-1].has_hung:
+            return CheckFindings(checked_env.name, episodes, _describe_failures(episodes), [])
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         is_single_turn = all(len(episode.actions) <= 1 for episode in episodes)
         constant_actions_env = env_with_more_tasks if is_single_turn else checked_env
@@ -187,6 +185,19 @@ async def _collect_findings(
     return CheckFindings(checked_env.name, episodes, problems, open_questions, constant_action)
 
 
+async def _run_policies(
+    checked_env: CheckedEnvironment, pool: EnvironmentPool, policies: Mapping[str, PolicyFactory]
+) -> list[ScriptedEpisode]:
+    """Run ``policies`` and the injecting policy. Stop when a call of the environment hangs."""
+    episodes: list[ScriptedEpisode] = []
+    for name, make_policy in policies.items():
+        for task_index in range(len(checked_env.tasks)):
+            episodes.append(await run_policy(checked_env, pool, name, make_policy, task_index))
+            if episodes[-1].has_hung:
+                return episodes
+    return episodes + await _run_injection_policy(checked_env, pool)
+
+
 def _find_oracle_in_time(
     checked_env: CheckedEnvironment,
 ) -> tuple[PolicyFactory | None, list[str], list[str]]:
@@ -196,7 +207,15 @@ def _find_oracle_in_time(
     """
     package, settings = checked_env.package, checked_env.settings
     tasks = [task for task, _ in checked_env.tasks]
-    env = package.make(settings)
+    try:
+        env = package.make(settings)
+    except ModuleNotFoundError:
+        raise
+    except USER_CODE_ERRORS as error:  # boundary to user code
+        raise ValueError(
+            f"make(settings) of {checked_env.name} raised {describe_raised_error(error)}; allowed: "
+            "a function that returns an environment; fix: correct it"
+        ) from error
     oracle, reason = None, NO_ORACLE_MESSAGE
     problems: list[str] = []
     try:
@@ -225,7 +244,7 @@ async def _run_injection_policy(
 ) -> list[ScriptedEpisode]:
     """Run the policy that sends ``INJECTIONS`` on every task.
 
-    Repeat tasks until every text was used.
+    Repeat tasks until every text was used. Stop when a call of the environment hangs.
     """
     policy = InjectionPolicy(checked_env.package)
     num_tasks = len(checked_env.tasks)
@@ -234,8 +253,9 @@ async def _run_injection_policy(
         num_unused_before = policy.num_unused
         task_index = len(episodes) % num_tasks
         episodes.append(await run_policy(checked_env, pool, INJECTING_POLICY, policy, task_index))
-        if len(episodes) >= num_tasks and policy.num_unused == num_unused_before:
-            break  # the environment failed before the first action
+        failed_before_first_action = policy.num_unused == num_unused_before
+        if episodes[-1].has_hung or (len(episodes) >= num_tasks and failed_before_first_action):
+            break
     return episodes
 
 
@@ -321,6 +341,7 @@ def find_reward_problems(
             problems.append(
                 f"oracle did not solve {episode.task['task_id']}: {len(episode.actions)} actions, "
                 f"the last {episode.actions[-1:]}, return {episode.total_reward:g}"
+                f"{_describe_missing_won(episode)}"
             )
         if episode.policy in POLICIES_THAT_MUST_NOT_SUCCEED and episode.is_success:
             problems.append(
@@ -338,14 +359,26 @@ def find_reward_problems(
     return problems
 
 
+def _describe_missing_won(episode: ScriptedEpisode) -> str:
+    has_won = any(record.get("has_won") for record in episode.transcript)
+    return "" if has_won else "; no info has 'won', which says if an episode is a success"
+
+
 def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
-    """Return one sentence per failure message, with the first episode and counts of others."""
-    episodes_by_failure: dict[str, list[ScriptedEpisode]] = {}
+    """Return one sentence per failure, with the first episode and counts of others.
+
+    Failures with the same exception and source lines count as one: their messages may quote
+    observations.
+    """
+    episodes_by_failure: dict[tuple[str, ...], list[ScriptedEpisode]] = {}
     for episode in episodes:
         if episode.failure:
-            episodes_by_failure.setdefault(episode.failure, []).append(episode)
+            first_line, *source_lines = episode.failure.splitlines()
+            exception = first_line.partition("(")[0] if source_lines else first_line
+            key = (exception, *source_lines)
+            episodes_by_failure.setdefault(key, []).append(episode)
     sentences: list[str] = []
-    for failure, (first_episode, *other_episodes) in episodes_by_failure.items():
+    for first_episode, *other_episodes in episodes_by_failure.values():
         counts_by_policy = Counter(episode.policy for episode in other_episodes)
         count_text = ", ".join(f"{policy} {count}" for policy, count in counts_by_policy.items())
         others_text = (
@@ -354,7 +387,7 @@ def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
         sentences.append(
             f"{first_episode.policy} made the environment fail on "
             f"{first_episode.task['task_id']} after "
-            f"{len(first_episode.transcript)} observations{others_text}: {failure}"
+            f"{len(first_episode.transcript)} observations{others_text}: {first_episode.failure}"
         )
     return sentences
 

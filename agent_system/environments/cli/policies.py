@@ -17,7 +17,7 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.random_moves import find_bracketed_moves, vary_move
 from agent_system.environments.settings import EnvSettings
 from verl.utils.files import read_yaml_table
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 Policy = Callable[[Observation], str]
 PLACEHOLDER_PATTERN = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
@@ -222,7 +222,7 @@ def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
     try:
         path = await_if_needed(gold_path(task))
     except USER_CODE_ERRORS as error:  # boundary to user code
-        error_text = describe_error(error)
+        error_text = describe_raised_error(error)
         raise InvalidGoldPathError(f"gold_path of {task['task_id']} raised {error_text}") from error
     # Refuse a string, which is also a sequence of strings.
     if isinstance(path, str) or not all(isinstance(action, str) for action in path):
