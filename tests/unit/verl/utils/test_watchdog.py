@@ -214,7 +214,7 @@ def test_stall_interrupts_once_and_then_ends_the_process(dog, clock, caught_sign
     assert EXIT_STATUS != 0
 
 
-@pytest.mark.parametrize("failing_call", ["collect_stacks", "progress.find_last_heartbeat"])
+@pytest.mark.parametrize("failing_call", ["collect_stacks", "progress.read_heartbeat_times"])
 def test_disk_error_does_not_keep_a_stalled_run_alive(
     tmp_path, caught_signals, monkeypatch, caplog, failing_call
 ):
@@ -343,6 +343,32 @@ def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_pat
     pass_time(dog, clock, 599)
     assert caught_signals == []
     pass_time(dog, clock, 2)
+    assert caught_signals == [signal.SIGINT]
+
+
+def test_heartbeat_counts_after_the_clock_was_set_back(dog, clock, caught_signals, tmp_path):
+    (tmp_path / "stacks").mkdir()
+    files = [tmp_path / "stacks" / f"{name}{progress.HEARTBEAT_SUFFIX}" for name in ("1", "2")]
+    for file in files:
+        file.touch()
+    pass_time(dog, clock, 599)
+    os.utime(files[0], (1000.0, 1000.0))
+    pass_time(dog, clock, 599)
+    assert caught_signals == []
+    pass_time(dog, clock, 2)
+    assert caught_signals == [signal.SIGINT]
+
+
+def test_time_in_which_the_process_was_stopped_is_no_stall(dog, clock, caught_signals):
+    pass_time(dog, clock, 100)
+    clock.now += 24 * 3600  # Ctrl-Z, then fg
+    dog.check_progress()
+    pass_time(dog, clock, 600 - 100 - int(watchdog.MAX_CHECK_GAP_S) - 1)
+    assert caught_signals == []
+    pass_time(dog, clock, 1)
+    assert caught_signals == [signal.SIGINT]
+    clock.now += 24 * 3600
+    dog.check_progress()
     assert caught_signals == [signal.SIGINT]
 
 
