@@ -257,6 +257,7 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
         object_store_gb = limit_object_store_size(
             estimate_object_store_gb(cfg, policy_size, max_rows)
         )
+    stack.callback(stop_ray)  # registered first: a signal may interrupt the start
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=object_store_gb)
     except ConnectionError as error:
@@ -266,7 +267,6 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
             "ray_init.address=null to start Ray with the run",
             "failed_call",
         ) from error
-    stack.callback(stop_ray)
     stack.enter_context(add_lost_nodes_to_errors())
     resource_facts = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
     logger.info("ray: %s CPUs, %s GPUs at %s", *resource_facts)

@@ -95,7 +95,7 @@ class SFTTrainer:
             is_final_step = self.step == len(self.batches)
             if is_final_step or (self.test_freq > 0 and self.step % self.test_freq == 0):
                 metrics |= self.evaluate()
-            # Report before the checkpoint: a resumed run does not repeat the step of its checkpoint.
+            # Report before the save: a resumed run does not repeat the step of its checkpoint.
             on_step(OptimizerStepResult(self.step, metrics, is_final_step))
             if self.save_freq > 0 and (is_final_step or self.step % self.save_freq == 0):
                 self.save()
