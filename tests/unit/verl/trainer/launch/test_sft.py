@@ -305,7 +305,8 @@ def test_resumed_training_equals_uninterrupted_training(policy, tmp_path):
 def test_step_of_a_checkpoint_is_reported_before_the_checkpoint_exists(policy, tmp_path):
     """Otherwise a run that is killed between them and then resumed has no metrics of the step."""
     checkpoints = CheckpointManager(tmp_path)
-    trainer = trainer_of(policy, rows_of([10] * 4), [[0], [1]], save_freq=1, checkpoints=checkpoints)
+    rows, batches = rows_of([10] * 2), [[0], [1]]
+    trainer = trainer_of(policy, rows, batches, save_freq=1, checkpoints=checkpoints)
     saved_steps_by_step = {}
     trainer.fit(lambda record: saved_steps_by_step.update({record.step: saved_steps(checkpoints)}))
     assert saved_steps_by_step == {0: [], 1: [], 2: [1]}
