@@ -183,7 +183,7 @@ def start_run(
     )
     stack.callback(checkpoint_manager.close)
     journal = Journal(run, cfg, tokenizer, collector.encode_rows)
-    stack.callback(journal.finish_run)
+    stack.callback(journal.close)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
         reward_fn = CombinedRewards(reward_fn, workers.reward_group, cfg.reward_model)

@@ -184,7 +184,7 @@ def test_signal_whose_exception_python_ignores_is_sent_again():
 def test_logging_that_does_not_end_is_interrupted(monkeypatch):
     monkeypatch.setattr(commands, "RESEND_S", 0.01)
     handler = logging.Handler()
-    handler.emit = lambda _: wait_in_small_steps()
+    handler.emit = lambda record: wait_in_small_steps()
     logger = logging.Logger("of the test")
     logger.addHandler(handler)
     with InterruptOnSignal() as interruption:

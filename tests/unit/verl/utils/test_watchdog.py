@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.helpers.refusals import mentions
@@ -317,17 +316,20 @@ def test_moving_driver_is_not_killed_by_the_guard(tmp_path):
     command = [sys.executable, "-c", MOVING, tmp_path]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (0, b"finished in order\n"), result.stderr
+    assert b"without cleanup" not in result.stderr
 
 
-def test_guard_ends_with_its_driver(child):
-    process = child(
-        "from verl.utils.driver_guard import DriverGuard; import time; guard = DriverGuard(600.0); "
-        "print('ready', flush=True); time.sleep(600)"
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(1)"])
+def test_guard_reports_a_sudden_end_of_its_driver_and_ends(end):
+    """Ray's native code calls _exit(1) in a driver whose node process has ended."""
+    code = (
+        "from verl.utils.driver_guard import DriverGuard; import os; guard = DriverGuard(600.0)\n"
+        f"{end}\n"
     )
-    (guard,) = psutil.Process(process.pid).children()
-    process.kill()
-    psutil.wait_procs([guard], timeout=30)
-    assert not guard.is_running()
+    # The call returns when the guard, too, has closed standard error.
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert result.returncode in (1, -signal.SIGKILL)
+    assert re.search(rb"the driver \(process \d+\) ended without cleanup", result.stderr)
 
 
 def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_path, monkeypatch):
