@@ -192,7 +192,7 @@ def start_run(
     )
     stack.callback(checkpoint_manager.close)
     journal = Journal(run, cfg, tokenizer, collector.encode_rows)
-    stack.callback(journal.finish_run)
+    stack.callback(journal.close)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
         reward_fn = CombinedRewards(reward_fn, workers.reward_group, cfg.reward_model)
@@ -267,6 +267,7 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
         object_store_gb = limit_object_store_size(
             estimate_object_store_gb(cfg, policy_size, max_rows)
         )
+    stack.callback(stop_ray)  # registered first: a signal may interrupt the start
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=object_store_gb)
     except ConnectionError as error:
@@ -276,7 +277,6 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
             "ray_init.address=null to start Ray with the run",
             "failed_call",
         ) from error
-    stack.callback(stop_ray)
     stack.enter_context(add_lost_nodes_to_errors())
     resource_facts = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
     logger.info("ray: %s CPUs, %s GPUs at %s", *resource_facts)

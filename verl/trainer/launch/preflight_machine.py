@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from verl.record.run_dir import LOCK_FILE, RunDirectory
 from verl.record.tracking import BUILT_IN_TRACKERS
 from verl.single_controller.ray.local import (
     MAX_DISK_STORE_GB,
+    OBJECT_STORE_GB,
     find_ray_token_path,
     find_session_directory_problem,
     read_free_shared_memory_gb,
@@ -243,6 +245,14 @@ def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
         allowed = f"at most {max(free_gb, MAX_DISK_STORE_GB):.1f}"
         fix = f"set {key}=null, or enlarge /dev/shm (docker run --shm-size)"
         yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")
+    # Ray's store is one file. Beyond the limit the kernel kills Ray's process without a message.
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    starts_ray = (cfg.ray_init.address or os.environ.get("RAY_ADDRESS", "local")) == "local"
+    is_limited = limit_bytes != resource.RLIM_INFINITY
+    if starts_ray and is_limited and limit_bytes < (size_gb or OBJECT_STORE_GB) * 1e9:
+        why = f"Ray's object store is a file, and files are limited to {limit_bytes / 1e9:.2g} GB"
+        allowed = "a limit above the size of the object store"
+        yield build_problem(cfg, key, why, allowed, "run `ulimit -f unlimited`", "does_not_fit")
 
 
 def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[Problem]:

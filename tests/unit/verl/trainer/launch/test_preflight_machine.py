@@ -2,6 +2,7 @@
 token."""
 
 import fcntl
+import resource
 from importlib import util
 from types import SimpleNamespace
 
@@ -96,6 +97,20 @@ def test_object_store_is_at_most_what_ray_accepts(free_gb, limit, monkeypatch):
         limit_gb = max(1.0, min(0.9 * free_gb, available_gb / 2))
         assert local.limit_object_store_size(100.0) == limit_gb
     assert local.limit_object_store_size(0.5) == 0.5
+
+
+def test_limit_of_file_sizes_below_the_object_store_is_named(monkeypatch):
+    """Ray's process would be killed by SIGXFSZ, and the run would end after two start timeouts."""
+    limit = [2_000_000_000]
+    monkeypatch.setattr(preflight_machine.resource, "getrlimit", lambda _: (limit[0], limit[0]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert not machine_problems() and not machine_problems("ray_init.object_store_gb=2")
+    for override in ("ray_init.object_store_gb=2.1", "ray_init.object_store_gb=null"):
+        (problem,) = machine_problems(override)
+        assert problem.startswith("ray_init.object_store_gb=") and "ulimit" in problem
+        limit[0] = 500_000_000  # less than the default size
+    limit[0] = resource.RLIM_INFINITY
+    assert not machine_problems()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "other user"])
