@@ -201,7 +201,9 @@ class PPOPlan(Plan):
         if facts.device == "cpu":
             self.memory_gb = _bytes_to_gib(memory.estimate_cpu_node_bytes(cfg, facts))
         else:
-            self.memory_gb = _bytes_to_gib(memory.estimate_gpu_node_bytes(cfg, facts))
+            sends_adapter = facts.lora_sync == "adapter"
+            node_bytes = memory.estimate_gpu_node_bytes(cfg, facts, sends_adapter)
+            self.memory_gb = _bytes_to_gib(node_bytes)
             self.device_memory_gb = _bytes_to_gib(memory.estimate_update_bytes(cfg, facts))
 
     def _count_training_steps(self) -> int | None:
@@ -403,7 +405,11 @@ class PPOPlan(Plan):
         # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
         host_gb = None if self.cfg.ray_init.cluster_address else self.facts.memory_gb
         device_gb = self.facts.device_memory_gb
-        return list(memory.find_memory_problems(self.cfg, self.facts, device_gb, host_gb))
+        sends_adapter = self.facts.lora_sync == "adapter"
+        problems = memory.find_memory_problems(
+            self.cfg, self.facts, device_gb, host_gb, sends_adapter
+        )
+        return list(problems)
 
 
 class SFTPlan(Plan):

@@ -104,6 +104,10 @@ class TrainEngine:
         prefix_tree: PrefixTree = False,
     ) -> None:
         self.device = resolve_device(device)
+        if self.device == "cuda":
+            # cuDNN prepares a kernel for each new shape, and packed rows have new shapes in almost
+            # every call. The import of vLLM, which some weight transports need, disables it too.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         init_distributed(self.device)
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}; allowed for training: float32 and bfloat16")

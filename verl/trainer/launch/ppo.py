@@ -355,7 +355,7 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     policy_config = cfg.actor_rollout_ref
     num_threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
     # Set an environment variable, because OpenMP reads the thread count only when torch is loaded.
-    env_vars = {"OMP_NUM_THREADS": str(num_threads)}
+    env_vars = {"OMP_NUM_THREADS": str(num_threads)} | make_device_environment(trainer.device)
 
     def make_spec(cls: type, section: Section, **extra_arguments: str) -> RayClassWithInitArgs:
         arguments = {"seed": trainer.seed, "num_threads": num_threads, "device": trainer.device}
@@ -375,6 +375,14 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     return worker_specs
 
 
+def make_device_environment(device: str) -> dict[str, str]:
+    """Return the environment variables that hide all GPUs from a process with ``device=cpu``.
+
+    Ray shows all GPUs to a process to which it assigns none.
+    """
+    return {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+
+
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
     """Start the rollout workers, and return their Ray handles."""
     policy_config = cfg.actor_rollout_ref
@@ -388,6 +396,8 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     devices = pool.query_device_ids() if devices_per_engine > 1 else []
     remote_class = ray.remote(RolloutWorker)
     worker_env_vars = make_loopback_environment(ray.util.get_node_ip_address())
+    if rollout_config.name != "vllm":  # a build of vLLM for GPUs does not run without one
+        worker_env_vars |= make_device_environment(device)
     workers = []
     for engine_index in range(num_engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.

@@ -34,6 +34,7 @@ RUN_DIR_KEY = "trainer.default_local_dir"
 ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
 # Environment variable with which Ray shows all GPUs to every process.
 SHOW_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+RAY_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # environment variable of the driver of a Ray job
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
 PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 
@@ -82,8 +83,12 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    variable_value = os.environ.get(SHOW_ALL_GPUS)
-    if variable_value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
+    # In the driver of a Ray job, Ray sets the variable itself, and not in the workers of the job.
+    if RAY_JOB_CONFIG in os.environ:
+        return
+    variable_value = os.environ.get(SHOW_ALL_GPUS, "")
+    is_set = variable_value.lower() in ("1", "true")  # as Ray reads it
+    if is_set and cfg.trainer.device != "cpu" and torch.cuda.is_available():
         yield Problem(
             f"{SHOW_ALL_GPUS}={variable_value!r} (environment variable): every engine would use "
             "the first GPU, because Ray then assigns none; allowed: not set; "

@@ -80,7 +80,18 @@ def test_variable_that_shows_all_gpus_to_every_engine_is_a_problem(monkeypatch):
     (problem,) = machine_problems()
     assert problem.startswith(f"{name}='1'") and f"fix: unset {name}" in problem
     assert not machine_problems("trainer.device=cpu")
-    monkeypatch.setenv(name, "")
+    for unset_value in ("", "0", "false"):
+        monkeypatch.setenv(name, unset_value)
+        assert not machine_problems()
+
+
+def test_variable_that_ray_sets_in_the_driver_of_a_job_is_no_problem(monkeypatch):
+    """Ray sets it for the job's driver, and removes it from the environment of the workers."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    assert len(machine_problems()) == 1
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert not machine_problems()
 
 
