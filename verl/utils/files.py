@@ -19,9 +19,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import psutil
+import yaml
 
 from verl.config.settings.errors import ConfigError
 
@@ -312,13 +311,13 @@ def remove_abandoned_directories(
 
 
 def _is_abandoned(path: Path, host_and_pid: str) -> bool:
+    name_match = re.fullmatch(r"(.+)-(\d+)-[^-]+", host_and_pid)
+    if name_match is None:
+        return False  # another program made it
     with contextlib.suppress(FileNotFoundError):  # another process has just finished it
         if time.time() - path.stat().st_mtime > MAX_PARTIAL_AGE_S:
             return True
-    name_match = re.fullmatch(r"(.+)-(\d+)-[^-]+", host_and_pid)
-    if name_match is None or name_match[1] != socket.gethostname():
-        return False
-    return not psutil.pid_exists(int(name_match[2]))
+    return name_match[1] == socket.gethostname() and not psutil.pid_exists(int(name_match[2]))
 
 
 def _read_umask() -> int:
