@@ -97,13 +97,19 @@ class TemplateSupport:
             )
 
     def describe_history_support(self, history: History) -> str:
-        """Return a note, printed before a run, on what the template does with earlier turns."""
+        """Return a note, printed before a run, on what the template does with earlier turns.
+
+        It also states which other kind of history the template excludes.
+        """
         if history == "window":
-            return (
+            note = (
                 "the template renders no earlier turns: the user message has the last ones as text"
             )
+            if self.multi_turn_error:
+                note += "; chat is refused, because the template refuses several turns"
+            return f"{note}; append is refused, because {self.reason}" if self.reason else note
         if self.reason:
-            return f"with this template {self.reason}"
+            return f"append is refused, because with this template {self.reason}"
         if not self.keeps_thoughts:
             history_effect = (
                 "append keeps them" if history == "append" else "new row after each thought"

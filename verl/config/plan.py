@@ -269,7 +269,11 @@ class PPOPlan(Plan):
         if cfg.env.compact.enable:
             limit = cfg.env.compact.max_summary_tokens
             note += f"; a full row ends with a summary of at most {limit} tokens for the next row"
-        yield "history", f"{cfg.env.history}: {HISTORY_TEXTS[cfg.env.history]}{note}"
+        default_history = type(cfg.env).model_fields["history"].default
+        source = "the default of env.history"
+        if cfg.env.history != default_history:
+            source = f"set by env.history; default: {default_history}"
+        yield "history", f"{cfg.env.history} ({source}): {HISTORY_TEXTS[cfg.env.history]}{note}"
         if self.facts.lora_sync:
             yield "LoRA", self._describe_lora()
         if device != "cpu":
