@@ -7,8 +7,8 @@ native code holds the GIL. Therefore this separate process watches the driver.
                                       writes its stacks), then SIGKILL
     driver ends ──end of the pipe───▶ guard writes that the driver ended without cleanup, and ends
 
-The driver cannot report its end if the kernel kills it. If Ray's node process on its node ends, for
-example by a SIGTERM to all processes, Ray's native code ends the driver with status 1 at once.
+The driver cannot report its end if the kernel kills it. Ray's native code exits the driver with
+status 1 if the local node process of Ray has ended, as after a SIGTERM to all processes.
 
 The guard process imports none of this project's packages.
 """

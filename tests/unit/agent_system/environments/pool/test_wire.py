@@ -62,9 +62,9 @@ class CountedBytes(bytearray):
 
     num_splits = 0
 
-    def split(self, *args):
+    def split(self, sep=None, maxsplit=-1):
         CountedBytes.num_splits += 1
-        return super().split(*args)
+        return super().split(sep, maxsplit)
 
 
 def test_large_reply_is_copied_once(monkeypatch):
