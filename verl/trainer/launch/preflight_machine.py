@@ -30,8 +30,6 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
 # Directories that get a copy of the trajectories of each training step, or of each validation.
 ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
-# Tracker -> modules of which one must be installed, for trackers whose module has another name.
-TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 # Environment variable with which Ray shows all GPUs to every process.
 SHOW_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
@@ -162,11 +160,7 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     key = "trainer.logger"
     external_trackers = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
-    missing_trackers = [
-        name
-        for name in external_trackers
-        if not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
-    ]
+    missing_trackers = [name for name in external_trackers if not find_spec(name)]
     installed_trackers = [name for name in cfg.trainer.logger if name not in missing_trackers]
     for name in missing_trackers:
         why = f"the package of {name} is not installed, so it would get no metrics"
