@@ -55,7 +55,7 @@ class Watchdog:
     times ``quiet_s``. After ``stall_s`` seconds (None: never) the watchdog writes the stacks to a
     file in ``logs`` and interrupts the block. At its exit the block raises ``Stalled``. If the
     block does not end within ``GRACE_S``, the process exits with ``EXIT_STATUS``. ``clock`` returns
-    seconds.
+    seconds. ``collect_remote_stacks`` collects the stacks of other nodes into a directory.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Watchdog:
         quiet_s: float,
         stall_s: float | None,
         clock: Callable[[], float] = time.monotonic,
+        collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None,
     ) -> None:
         self._logs_folder = logs
         self._stacks_folder = logs / "stacks"
@@ -79,7 +80,7 @@ class Watchdog:
         self._end_event = threading.Event()
         self._driver_guard: DriverGuard | None = None
         self._handles_sigint = False  # True if the watchdog replaced an ignored SIGINT
-        self._collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None
+        self._collect_remote_stacks = collect_remote_stacks
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
@@ -89,10 +90,6 @@ class Watchdog:
     def follow_stopwatch(self, stopwatch: Stopwatch) -> None:
         """Count changes of the stopwatch's parts as progress, and log its running part."""
         self._stopwatch = stopwatch
-
-    def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
-        """Set the function that collects the stacks of other nodes into the given directory."""
-        self._collect_remote_stacks = collect_remote_stacks
 
     def __enter__(self) -> "Watchdog":
         self._stacks_folder.mkdir(parents=True, exist_ok=True)

@@ -369,11 +369,10 @@ def build_optimizer(
     trained_parameters = [p for p in parameters if p.requires_grad]
     matrices = [p for p in trained_parameters if p.dim() >= 2]
     vectors = [p for p in trained_parameters if p.dim() < 2]
-    parameter_groups = []
-    if matrices:
-        parameter_groups.append({"params": matrices, "weight_decay": float(optim.weight_decay)})
-    if vectors:
-        parameter_groups.append({"params": vectors, "weight_decay": 0.0})
+    parameter_groups = [
+        {"params": matrices, "weight_decay": float(optim.weight_decay)},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     beta1, beta2 = optim.betas
     can_use_fused = can_use_fused_adamw(trained_parameters)
     return torch.optim.AdamW(

@@ -117,8 +117,12 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         setup_logging(run.logs / "driver.log")
         if simulation_text:
             logger.warning("%s: not comparable with published numbers", simulation_text)
-        watchdog = Watchdog(run.logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s)
-        watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
+        watchdog = Watchdog(
+            run.logs,
+            cfg.trainer.waiting_log_s,
+            cfg.trainer.stall_timeout_s,
+            collect_remote_stacks=collect_stacks_of_other_nodes,
+        )
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
             watchdog.enter_stage("tasks")

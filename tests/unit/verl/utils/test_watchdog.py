@@ -418,7 +418,7 @@ REMOTE = RemoteStacks("\n== node b\nin a kernel\n", ("node c does not answer",))
 
 @pytest.mark.parametrize("answer", [REMOTE, None])
 def test_remote_stacks_are_collected_without_delaying_the_end(
-    dog, clock, caught_signals, tmp_path, monkeypatch, caplog, answer
+    clock, caught_signals, tmp_path, monkeypatch, caplog, answer
 ):
     monkeypatch.setattr(watchdog, "REMOTE_STACKS_S", 0.2)
     folders: list[Path] = []
@@ -429,7 +429,8 @@ def test_remote_stacks_are_collected_without_delaying_the_end(
             threading.Event().wait(600)
         return answer or RemoteStacks()
 
-    dog.set_remote_stacks(collect_remotely)
+    dog = Watchdog(tmp_path, 60.0, 600.0, clock, collect_remotely)
+    dog.check_progress()
     pass_time(dog, clock, 600)
     assert folders == [tmp_path / "stacks"] and caught_signals == [signal.SIGINT]
     written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))
