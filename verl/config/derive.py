@@ -265,10 +265,7 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
     (f"{ACTOR_SECTION}.clip_ratio_low", f"{ACTOR_SECTION}.clip_ratio"),
     (f"{ACTOR_SECTION}.clip_ratio_high", f"{ACTOR_SECTION}.clip_ratio"),
     (f"{ACTOR_SECTION}.loss_scale_factor", lambda cfg: float(cfg.data.max_response_length)),
-    (
-        f"{ROLLOUT_SECTION}.max_model_len",
-        lambda cfg: cfg.data.max_prompt_length + cfg.data.max_response_length,
-    ),
+    (f"{ROLLOUT_SECTION}.max_model_len", "data.max_row_tokens"),
     *(
         (f"{section}.{name}", f"{ACTOR_SECTION}.{source_name}")
         for section in (ROLLOUT_SECTION, REF_SECTION)

@@ -87,7 +87,7 @@ def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
         f"{tasks_per_mini_batch:g} tasks = {trajectories_per_mini_batch:,} trajectories, "
         f"{rows_per_mini_batch:,} rows at most",
     )
-    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
+    row_length = cfg.data.max_row_tokens
     if actor.use_dynamic_bsz:
         tokens = actor.ppo_max_token_len_per_gpu
         micro_batch_text = f"{tokens:,} tokens, or {tokens // row_length} of the longest rows"

@@ -242,7 +242,7 @@ def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, max_rows: int) ->
     It holds the trajectories of a step (of two if rollouts overlap with updates), the rows that are
     sent to the ranks, and possibly the weights. Trajectories of validations are not counted.
     """
-    step_tokens = max_rows * (cfg.data.max_prompt_length + cfg.data.max_response_length)
+    step_tokens = max_rows * cfg.data.max_row_tokens
     num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2
     store_bytes = step_tokens * (num_rollouts * TRAJECTORY_BYTES_PER_TOKEN + ROW_BYTES_PER_TOKEN)
     if resolve_weight_transfer(cfg, guess_device(cfg.trainer.device)) == "store":
@@ -265,8 +265,7 @@ def count_micro_batch_tokens(cfg: PPOConfig) -> int:
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
         return actor.ppo_max_token_len_per_gpu
-    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
-    tokens = row_length * (actor.ppo_micro_batch_size_per_gpu or 1)
+    tokens = cfg.data.max_row_tokens * (actor.ppo_micro_batch_size_per_gpu or 1)
     return -(-tokens // actor.ulysses_sequence_parallel_size)
 
 

@@ -284,7 +284,7 @@ class PPOPlan(Plan):
             "one step",
             f"{tasks_text} = {trajectories_text}, {self.max_turns:,} turns at most",
         )
-        row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
+        row_tokens = cfg.data.max_row_tokens
         yield "rows", f"{self.max_rows:,} at most, {row_tokens:,} tokens each at most"
         max_tokens = self.max_turns * cfg.env.max_turn_tokens
         if cfg.env.compact.enable:
@@ -318,7 +318,7 @@ class PPOPlan(Plan):
         branch_cost = ""
         if self.max_extra_tokens_by_purpose:
             # An alternative thought starts on average in the middle of its row.
-            tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
+            tokens = cfg.data.max_row_tokens // 2
             branch_cost = f", and about {tokens:,} tokens of its row again for each alternative"
         max_row_tokens = cfg.actor_rollout_ref.rollout.max_model_len
         kernel_name = cfg.actor_rollout_ref.model.attn_implementation
@@ -388,8 +388,7 @@ class PPOPlan(Plan):
 
     def _find_device_problems(self) -> list[Problem]:
         # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
-        cluster_address = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-        host_gb = None if cluster_address else self.facts.memory_gb
+        host_gb = None if self.cfg.ray_init.cluster_address else self.facts.memory_gb
         device_gb = self.facts.device_memory_gb
         return list(memory.find_memory_problems(self.cfg, self.facts, device_gb, host_gb))
 

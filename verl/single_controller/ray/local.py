@@ -62,8 +62,8 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     Returns ``address``, ``started`` (true for a new local Ray), ``num_cpus`` and ``num_gpus``.
     """
     options = (section or RayInitConfig()).with_values(overrides)
-    address = options.address or os.environ.get("RAY_ADDRESS")
-    is_local = not address or address == "local"
+    address = options.cluster_address
+    is_local = address is None
     if is_local:
         _prefer_loopback()
     import ray  # imported here: _prefer_loopback sets a variable that Ray reads at import

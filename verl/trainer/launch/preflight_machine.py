@@ -54,7 +54,7 @@ def find_machine_problems(
 
 def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem if this machine has too few GPUs. Skip runs that join a cluster."""
-    if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
+    if isinstance(cfg, PPOConfig) and cfg.ray_init.cluster_address:
         return
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = cfg.trainer.device
@@ -173,7 +173,7 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if a new local Ray cannot write its authentication token or its sessions."""
-    if cfg.ray_init.address or os.environ.get("RAY_ADDRESS"):
+    if cfg.ray_init.cluster_address:
         return
     session_problem = find_session_directory_problem()
     if session_problem:
@@ -218,8 +218,8 @@ def find_write_problem(directory: Path) -> str:
 
 def _find_cluster_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem of a run that joins a cluster: no connection, or a relative run directory."""
-    address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    if not address or address == "local":
+    address = cfg.ray_init.cluster_address
+    if address is None:
         return
     if address != "auto":
         problems = list(_find_connection_problems(cfg.ray_init.address, address))

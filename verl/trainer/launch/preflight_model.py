@@ -136,7 +136,7 @@ def _find_sequence_parallel_problems(
     row_wise_reason, max_packed_tokens = predict_packing_support(
         config, value_at_path(cfg, f"{section}.trust_remote_code")
     )
-    max_row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
+    max_row_tokens = cfg.data.max_row_tokens
     rlvcr_settings = get_rlvcr_settings(cfg.algorithm)
     if rlvcr_settings.enable:
         max_row_tokens += rlvcr_settings.max_alternative_tokens

@@ -44,6 +44,20 @@ def test_installed_trackers_are_no_problem(monkeypatch):
     assert not machine_problems("trainer.logger=[console,file,tensorboard,wandb]")
 
 
+@pytest.mark.parametrize("source", ["config", "environment"])
+def test_local_ray_is_checked_like_no_cluster(source, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    overrides = ["trainer.device=cuda", "ray_init.num_cpus=4"]
+    if source == "environment":
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+    else:
+        overrides.append("ray_init.address=local")
+    cfg = load_config("ppo_trainer", [PATH, *overrides])
+    assert find_problems(cfg) == []
+    (problem,) = find_machine_problems(cfg)
+    assert (problem.key_path, problem.code) == ("trainer.device", "does_not_fit")
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("HOME", "/proc/nohome"), ("RAY_AUTH_TOKEN_PATH", "/proc/nothing/token")],
