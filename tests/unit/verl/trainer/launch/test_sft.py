@@ -133,13 +133,6 @@ def test_long_episode_is_truncated_after_a_whole_turn(bridge):
     assert encode_episode(bridge, EPISODE, 0.5, 10) is None
 
 
-def test_episode_that_is_no_conversation_is_refused(bridge):
-    with pytest.raises(ValueError, check=mentions("prompt")):
-        encode_episode(bridge, EPISODE[1:], 0.5, 512)
-    with pytest.raises(ValueError, check=mentions("assistant", "user")):
-        encode_episode(bridge, [*EPISODE, EPISODE[1]], 0.5, 512)
-
-
 TALK = [
     {"role": "system", "content": "Rules:\n- be brief\n"},
     {"role": "user", "content": "You see a desk."},
