@@ -36,7 +36,7 @@ def offload_to_copies(engine: TrainEngine) -> list[str]:
         moves.append(device)
         return engine.module._apply(lambda tensor: tensor.to("cpu", copy=True))
 
-    def copy_moments(device: str) -> None:  # noqa: ARG001  the parameter of the method
+    def copy_moments(device: str) -> None:
         assert engine.optimizer is not None
         for state in engine.optimizer.state.values():
             state.update({key: value.clone() for key, value in state.items()})
