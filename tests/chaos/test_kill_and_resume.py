@@ -105,10 +105,12 @@ def test_sigterm_to_the_process_group_ends_all_processes(tmp_path):
     job = start(["--config-name", "relay", *overrides], tmp_path / "log.txt")
     job.wait_for(lambda: "step 1:" in job.read_log_end(), TIMEOUT_S)
     os.killpg(job.process.pid, signal.SIGTERM)
-    # Without its node process, Ray ends the driver after a minute.
-    assert job.wait(GONE_S) == 128 + signal.SIGTERM
+    status = job.wait(GONE_S)
     assert job.left_over(GONE_S) == []
-    assert "the same command starts again" in job.read_log_end()
+    # Without its node process, Ray exits the driver in a call that needs that process. Such a call
+    # may come before the end of the cleanup. The guard then reports the end.
+    message_by_status = {143: "the same command starts again", 1: "ended without cleanup"}
+    assert message_by_status[status] in job.read_log_end()
 
 
 def test_command_continues_from_the_newest_checkpoint(killed, resumed):
