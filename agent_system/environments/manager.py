@@ -27,11 +27,17 @@ from agent_system.environments.tasks import (
     check_disjoint_splits,
     check_tasks,
     group_tasks_by_part,
-    hash_validation_set,
+    hash_json,
     select_validation_set,
 )
 from verl.config.settings.errors import UserError
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimitError, describe_raised_error
+from verl.utils.limits import (
+    USER_CODE_ERRORS,
+    TimeLimitError,
+    describe_error,
+    describe_raised_error,
+    describe_user_line,
+)
 from verl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -117,7 +123,7 @@ class EnvironmentManagerBase:
     @property
     def panel_hash(self) -> str:
         """Hash of the validation set. Equal hashes mean equal tasks and environment seeds."""
-        return hash_validation_set(self.validation_set)
+        return hash_json(self.validation_set)
 
     def replace_tasks(self, tasks: list[Task]) -> None:
         """Replace the tasks of this split, their order in training, and the validation set."""
@@ -238,9 +244,14 @@ def load_tasks(
         returned_tasks = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
-    except (ImportError, OSError, ValueError, MemoryError, TimeLimitError):
+    except (ImportError, OSError, MemoryError, TimeLimitError):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
+        has_fix = "; fix: " in describe_error(error, str)
+        if isinstance(error, ValueError) and (has_fix or not describe_user_line(error)):
+            raise  # code of this repository wrote the message
+        if has_fix:
+            raise UserError(describe_error(error, str), "failed_call") from error
         raise UserError(
             f"the function tasks of environment {env_name!r} raised "
             f"{describe_raised_error(error)}; allowed: tasks(settings, split), which returns a "

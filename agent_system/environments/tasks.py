@@ -167,10 +167,6 @@ def hash_json(value: object, digest_size: int = 8) -> str:
     return hashlib.blake2b(text.encode(), digest_size=digest_size).hexdigest()
 
 
-def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
-    return hash_json(validation_set)
-
-
 def check_tasks(tasks: Sequence[Task], split: str) -> None:
     """Raise ``ValueError`` for a task of ``split`` that is not as ``Task`` describes it."""
     task_ids: set[str] = set()

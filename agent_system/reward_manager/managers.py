@@ -439,7 +439,12 @@ def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
         return None
     function = load_function(function_config.path, function_config.name)
     kwargs = function_config.reward_kwargs
-    check_arguments(function, function_config.path, (*SCORE_FUNCTION_ARGUMENTS, *kwargs))
+    check_arguments(
+        function,
+        f"custom_reward_function.name={function_config.name!r} in {function_config.path}",
+        (*SCORE_FUNCTION_ARGUMENTS, *kwargs),
+        ", where steps are those of a whole trajectory",
+    )
     function = limit_call_time(function, function_config.timeout_s)
     weights = config.reward_model.weights
     if not kwargs and not weights:

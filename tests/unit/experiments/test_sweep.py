@@ -1,7 +1,11 @@
 """Tests of sweeps: which runs are started, which results are stored, and how arms are compared."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -275,6 +279,42 @@ def test_override_with_a_mistake_is_refused_before_the_first_run(plan, monkeypat
     plan.write_text(PLAN.replace("rlvcr: {", "rlvcr: {words: [trainer.sede=1], "))
     with pytest.raises(ConfigError, check=mentions("trainer.seed")):
         sweep.main([str(plan)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_run_gets_one_sigterm_when_the_sweep_ends(tmp_path, number):
+    """It can then save its state. Without the signal it would continue without a sweep."""
+    run = (
+        "import signal, time\n"
+        "signals = []\n"
+        "for number in (signal.SIGTERM, signal.SIGINT):\n"
+        "    signal.signal(number, lambda number, _: signals.append(number))\n"
+        "print('started', flush=True)\n"
+        "while not signals: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "print(*map(int, signals), flush=True)\n"
+    )
+    code = (
+        "import sys, types; from pathlib import Path; from experiments import sweep\n"
+        "def run(_, core):\n"
+        "    sweep.run_on_core([sys.executable, '-c', sys.argv[1]], Path(sys.argv[2]), core)\n"
+        "def main():\n"
+        "    next(sweep.run_in_parallel([types.SimpleNamespace(name='a')], 1, run))\n"
+        "sys.exit(sweep.run_and_report_mistakes(main))\n"
+    )
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-c", code, run, str(log)]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        wait_for_text(log, "started\n")
+        os.killpg(process.pid, number)
+    wait_for_text(log, f"started\n{int(signal.SIGTERM)}\n")
+
+
+def wait_for_text(file: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists() or file.read_text() != text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_runs_without_validation_have_empty_cells(plan, capsys):

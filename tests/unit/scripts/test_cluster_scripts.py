@@ -118,6 +118,7 @@ def test_slurm_job_starts_ray_on_all_nodes_and_then_the_driver(cluster):
     head, worker = sorted(line for line in cluster.calls("srun") if "ray start" in line)
     assert "--nodelist=n1" in head and "--head --node-ip-address=10.0.0.1" in head
     assert "--nodelist=n2" in worker and "--address=10.0.0.1:6379" in worker
+    assert "--cpu-bind=none" in head and "--cpu-bind=none" in worker
     (wait_call,) = cluster.calls("python scripts/cluster/wait_for_nodes.py")
     assert wait_call.endswith(" 2")
     (driver,) = cluster.calls("python -m verl.trainer.main_ppo")
@@ -162,7 +163,7 @@ def test_node_without_gpus_keeps_the_gpu_count_of_the_config(cluster):
 def test_missing_gpus_end_a_slurm_job_before_ray_starts(cluster):
     status, _ = cluster.run("slurm.sh", "quickstart", NODES_STATUS="2")
     assert status == 2
-    assert not cluster.calls("srun --nodes=1 --ntasks=1 --nodelist=n1 --export")
+    assert not cluster.calls("srun --nodes=1 --ntasks=1 --cpu-bind=none --nodelist=n1 --export")
     assert not cluster.calls("scontrol requeue")
 
 

@@ -24,7 +24,7 @@ from verl.trainer.cli import PreflightResult
 from verl.trainer.launch.extensions import run_preflight_checks
 
 if TYPE_CHECKING:
-    from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
+    from agent_system.multi_turn_rollout.audit_rollouts import RecordedTrajectory
     from verl.trainer.launch.audit_files import ExternalScores
 
 logger = logging.getLogger(__name__)

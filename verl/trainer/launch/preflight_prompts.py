@@ -27,7 +27,7 @@ from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
 from verl.config.settings.errors import get_problem_code
 from verl.utils.chat_template import UnsupportedTemplateError
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_error, describe_user_line
 from verl.utils.waits import log_waiting
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def find_prompt_or_parser_problem(
             returned_value = call()
             fault_text = None if is_valid(returned_value) else f"returned {returned_value!r:.80}"
         except USER_CODE_ERRORS as error:  # boundary to user code
-            fault_text = f"raised {describe_error(error):.200}"
+            fault_text = f"raised {describe_error(error):.200}{describe_user_line(error)}"
         if fault_text is not None:
             return Problem(
                 f"env.env_name={cfg.env.env_name!r}: the call {call_text} {fault_text}; allowed: "

@@ -123,7 +123,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
         describe_function = load_function(
             settings.describe.path, function_name, f"env.{NAME}.describe"
         )
-    if describe_function is _format_numbers and not _has_text_description(observation_space):
+    if describe_function is _format_numbers and not _can_be_formatted(observation_space):
         raise NoTextDescriptionError(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are "
             f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, "
@@ -151,14 +151,14 @@ def _format_numbers(observation: Any, *_info_and_env: object) -> str:
     return str(observation)
 
 
-def _has_text_description(observation_space: object) -> bool:
+def _can_be_formatted(observation_space: object) -> bool:
     """Return True if observations are texts, numbers or vectors of limited size."""
     from gymnasium import spaces
 
     if isinstance(observation_space, spaces.Dict):
-        return all(map(_has_text_description, observation_space.values()))
+        return all(map(_can_be_formatted, observation_space.values()))
     if isinstance(observation_space, spaces.Tuple):
-        return all(map(_has_text_description, observation_space))
+        return all(map(_can_be_formatted, observation_space))
     if isinstance(observation_space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return (
             len(observation_space.shape or ()) <= 1

@@ -101,7 +101,6 @@ class MixtureSettings(EnvSettings):
         return self.model_copy(update={"kwargs": settings_by_part})
 
     def describe_substitute_data(self, env_name: str) -> str:
-        del env_name  # a mixture is described by the names of its parts
         descriptions = [
             self.read_part_settings(part).describe_substitute_data(canonicalize_env_name(part))
             for part in self.part_weights

@@ -59,7 +59,6 @@ class TextWorldExpressEnv:
         self._possible_actions: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        del seed  # the task determines the episode
         state = self._start_game(task)
         self._score = 0.0
         return self._make_observation(

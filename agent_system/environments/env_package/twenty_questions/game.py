@@ -112,7 +112,7 @@ def apply_move(
 
 
 def list_words(words: Sequence[str] | None = None) -> list[str]:
-    """Return the distinct ``words``, sorted. Default: all words of ``knowledge.txt``."""
+    """Return the distinct ``words``, sorted. Default: all words of ``knowledge.yaml``."""
     return sorted(set(words)) if words else sorted(load_knowledge().things)
 
 

@@ -249,7 +249,7 @@ def test_every_published_override_sets_its_key(turn):
         ("algorithm.rlvcr.mdoe=mean_norm", "algorithm.rlvcr.mode"),
         ("actor_rollout_ref.rollout.temprature=1", f"{ROLLOUT}.temperature"),
         ("data.max_steps=3", "env.max_steps"),
-        ("lr=1e-4", f"{ACTOR}.optim.lr"),
+        ("lr=1e-4", f"{ACTOR}.optim.lr or critic.optim.lr"),
         ("+trainer.total_epoch=3", "trainer.total_epochs"),
     ],
 )

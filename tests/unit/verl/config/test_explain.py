@@ -96,3 +96,20 @@ def test_explain_is_a_command_line_option():
     assert "default: 1" in (cli.parse(overrides).text or "")
     with pytest.raises(ConfigError, check=has_problem("unknown_key", "env.rollot.n")):
         cli.parse([*overrides, "env.rollot.n=3"])
+
+
+def test_plan_names_the_checkpoint_from_which_the_run_continues(tmp_path):
+    def describe_run_directory(*overrides):
+        cfg = config(f"trainer.default_local_dir={tmp_path}", *overrides)
+        return dict(make_plan(cfg, FACTS).iterate_labelled_lines())["run directory"]
+
+    assert describe_run_directory() == str(tmp_path)
+    checkpoint = tmp_path / "checkpoints" / "global_step_3"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    text = f"{tmp_path}; the run continues from {checkpoint}"
+    assert describe_run_directory("trainer.total_training_steps=4") == text
+    finished = describe_run_directory("trainer.total_training_steps=3")
+    assert finished == f"{text}: nothing is left to train"
+    assert describe_run_directory("trainer.resume_mode=disable") == str(tmp_path)
+    assert describe_run_directory("trainer.val_only=true") == str(tmp_path)

@@ -1,5 +1,6 @@
 """Tests of the journal: trajectory files, texts for the trackers, and completeness."""
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -121,6 +122,22 @@ def test_write_error_ends_the_run_at_the_next_report(batch, journal, monkeypatch
         journal.finish_run()
     journal.finish_run()
     assert not journal.run.metrics_path.exists(), "the metrics of a step follow its trajectories"
+
+
+@pytest.mark.parametrize("error_type", [KeyboardInterrupt, ZeroDivisionError])
+def test_failed_write_does_not_replace_the_error_that_ended_the_run(
+    batch, journal, monkeypatch, caplog, error_type
+):
+    def raise_process_gone(*_) -> None:
+        raise RuntimeError("the process of the rows has ended")
+
+    monkeypatch.setattr(RunDirectory, "write_rollouts", raise_process_gone)
+    with pytest.raises(error_type), contextlib.ExitStack() as stack:
+        stack.callback(journal.close)
+        journal.log_rollouts(1, batch)
+        raise error_type
+    assert "the process of the rows has ended" in caplog.text
+    assert journal.run.report_path.exists()
 
 
 def test_checkpoint_appears_after_the_files_of_its_step(batch, journal, may_write, tmp_path):

@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.helpers.refusals import mentions, missing_parts
@@ -213,7 +212,7 @@ def test_stall_interrupts_once_and_then_ends_the_process(dog, clock, caught_sign
     assert EXIT_STATUS != 0
 
 
-@pytest.mark.parametrize("failing_call", ["collect_stacks", "progress.find_last_heartbeat"])
+@pytest.mark.parametrize("failing_call", ["collect_stacks", "progress.read_heartbeat_times"])
 def test_disk_error_does_not_keep_a_stalled_run_alive(
     tmp_path, caught_signals, monkeypatch, caplog, failing_call
 ):
@@ -316,17 +315,20 @@ def test_moving_driver_is_not_killed_by_the_guard(tmp_path):
     command = [sys.executable, "-c", MOVING, tmp_path]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (0, b"finished in order\n"), result.stderr
+    assert b"without cleanup" not in result.stderr
 
 
-def test_guard_ends_with_its_driver(child):
-    process = child(
-        "from verl.utils.driver_guard import DriverGuard; import time; guard = DriverGuard(600.0); "
-        "print('ready', flush=True); time.sleep(600)"
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(1)"])
+def test_guard_reports_a_sudden_end_of_its_driver_and_ends(end):
+    """Ray's native code calls _exit(1) in a driver whose node process has ended."""
+    code = (
+        "from verl.utils.driver_guard import DriverGuard; import os; guard = DriverGuard(600.0)\n"
+        f"{end}\n"
     )
-    (guard,) = psutil.Process(process.pid).children()
-    process.kill()
-    psutil.wait_procs([guard], timeout=30)
-    assert not guard.is_running()
+    # The call returns when the guard, too, has closed standard error.
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert result.returncode in (1, -signal.SIGKILL)
+    assert re.search(rb"the driver \(process \d+\) ended without cleanup", result.stderr)
 
 
 def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_path, monkeypatch):
@@ -342,6 +344,32 @@ def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_pat
     pass_time(dog, clock, 599)
     assert caught_signals == []
     pass_time(dog, clock, 2)
+    assert caught_signals == [signal.SIGINT]
+
+
+def test_heartbeat_counts_after_the_clock_was_set_back(dog, clock, caught_signals, tmp_path):
+    (tmp_path / "stacks").mkdir()
+    files = [tmp_path / "stacks" / f"{name}{progress.HEARTBEAT_SUFFIX}" for name in ("1", "2")]
+    for file in files:
+        file.touch()
+    pass_time(dog, clock, 599)
+    os.utime(files[0], (1000.0, 1000.0))
+    pass_time(dog, clock, 599)
+    assert caught_signals == []
+    pass_time(dog, clock, 2)
+    assert caught_signals == [signal.SIGINT]
+
+
+def test_time_in_which_the_process_was_stopped_is_no_stall(dog, clock, caught_signals):
+    pass_time(dog, clock, 100)
+    clock.now += 24 * 3600  # Ctrl-Z, then fg
+    dog.check_progress()
+    pass_time(dog, clock, 600 - 100 - int(watchdog.MAX_CHECK_GAP_S) - 1)
+    assert caught_signals == []
+    pass_time(dog, clock, 1)
+    assert caught_signals == [signal.SIGINT]
+    clock.now += 24 * 3600
+    dog.check_progress()
     assert caught_signals == [signal.SIGINT]
 
 
@@ -417,7 +445,7 @@ REMOTE = RemoteStacks("\n== node b\nin a kernel\n", ("node c does not answer",))
 
 @pytest.mark.parametrize("answer", [REMOTE, None])
 def test_remote_stacks_are_collected_without_delaying_the_end(
-    dog, clock, caught_signals, tmp_path, monkeypatch, caplog, answer
+    clock, caught_signals, tmp_path, monkeypatch, caplog, answer
 ):
     monkeypatch.setattr(watchdog, "REMOTE_STACKS_S", 0.2)
     folders: list[Path] = []
@@ -428,7 +456,8 @@ def test_remote_stacks_are_collected_without_delaying_the_end(
             threading.Event().wait(600)
         return answer or RemoteStacks()
 
-    dog.set_remote_stacks(collect_remotely)
+    dog = Watchdog(tmp_path, 60.0, 600.0, clock, collect_remotely)
+    dog.check_progress()
     pass_time(dog, clock, 600)
     assert folders == [tmp_path / "stacks"] and caught_signals == [signal.SIGINT]
     written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))

@@ -49,6 +49,20 @@ def make_engine(path, optim=None, **options):
     return TrainEngine(PolicyModel(load_causal_lm(path, **options)), device="cpu", optim=optim)
 
 
+def test_cudnn_attention_is_disabled_on_a_gpu_only(policy, monkeypatch):
+    def refuse_group(_device: str) -> None:
+        raise RuntimeError("no process group")
+
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make_engine(policy)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(engine_module, "init_distributed", refuse_group)
+    with pytest.raises(RuntimeError, match="no process group"):
+        TrainEngine(PolicyModel(load_causal_lm(policy)), device="cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def mean_log_prob(engine, data):
     rows = Rows(data)
     packed = rows.pack_rows(range(len(rows)))

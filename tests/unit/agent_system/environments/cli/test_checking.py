@@ -64,6 +64,7 @@ def test_reply_to_a_mixture_is_projected_by_the_part():
         ("pays for nothing", ["empty ", "return 1"]),
         ("reads tags", ["injecting ", "return 1"]),
         ("unwinnable", ["oracle ", "return 0"]),
+        ("no won", ["won"]),
         ("breaks", ["injecting ", "error: "]),
         ("other", ["action 1", "text", "seed"]),
         ("leaks", ["action 1", "text", "seed"]),
@@ -84,7 +85,7 @@ def test_environment_that_cannot_be_closed_fails_the_check(error, capsys):
     output = capsys.readouterr()
     (problem,) = [line for line in output.out.splitlines() if line.startswith("WRONG: ")]
     error_text = f"{error}('the engine is gone')"
-    assert not missing_parts(problem, "close()", error_text, "unreliable_envs.py:", FIX)
+    assert not missing_parts(problem, "close()", error_text, "unreliable_envs.py, line", FIX)
     assert not output.err
 
 
@@ -95,6 +96,28 @@ def test_equal_failures_are_described_once():
     assert sentence.startswith("oracle ") and "(oracle 1, " in sentence
     assert not missing_parts(sentence, "number_line/", 1, num_failures - 1)
     assert num_failures >= 2 * len(POLICIES)
+
+
+def test_check_ends_when_a_call_hangs(monkeypatch):
+    monkeypatch.setattr("agent_system.environments.cli.check_episodes.STEP_TIMEOUT_S", 1.0)
+    findings = check_environment(PACKAGE_PATH, {"fault": "hangs"}, num_tasks=2, max_steps=STEPS)
+    (sentence,) = findings.problems
+    assert sentence.startswith("oracle made the environment fail on number_line/")
+    assert len(findings.episodes) == 1 and findings.episodes[0].has_hung
+
+
+@pytest.mark.parametrize(
+    ("package", "parts"),
+    [
+        ("FAULTY_EXPERT", ["policy oracle", "list index out of range", "unreliable_envs.py, line"]),
+        ("NO_MAKE", ["make(settings)", "takes 0 positional arguments"]),
+    ],
+)
+def test_error_of_the_package_names_its_part(package, parts, capsys):
+    name = f"tests.helpers.unreliable_envs:{package}"
+    assert main(["check", name, "--tasks", "1", "fault=none"]) == 2
+    output = capsys.readouterr().err
+    assert all(part in output for part in [*parts, "; fix: "])
 
 
 def test_different_failures_are_described_separately():

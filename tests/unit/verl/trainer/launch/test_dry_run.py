@@ -86,14 +86,18 @@ def test_reward_function_is_called_once(check, tmp_path, body, why):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("raise RuntimeError('not this way')", "RuntimeError: not this way"),
+        (
+            "raise RuntimeError('not this way')",
+            "RuntimeError: not this way in /lab/mine.py, line 1",
+        ),
         ("raise SystemExit(0)", "SystemExit: 0"),
         ("return token_level_rewards / 0, token_level_rewards", "advantages"),
     ],
 )
 def test_estimator_is_called_once(overrides, monkeypatch, body, why):
     namespace: dict = {}
-    exec(f"def estimator(token_level_rewards): {body}", namespace)
+    code = compile(f"def estimator(token_level_rewards): {body}", "/lab/mine.py", "exec")
+    exec(code, namespace)
     monkeypatch.setattr(registry, "ADV_ESTIMATORS", dict(registry.ADV_ESTIMATORS))
     registry.register_adv_est("of_this_test")(namespace["estimator"])
     cfg = load_config("ppo_trainer", [*overrides, "algorithm.adv_estimator=of_this_test"])

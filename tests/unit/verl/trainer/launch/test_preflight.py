@@ -12,9 +12,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Blip2Config,
     Gemma2Config,
     GptOssConfig,
     Lfm2Config,
+    Llama4Config,
     MambaConfig,
     MistralConfig,
     PreTrainedTokenizerFast,
@@ -308,6 +310,22 @@ def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path, con
     assert find_start_problems(cfg) == []
     passes = dict(make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).iterate_labelled_lines())
     assert reason in passes["forward passes"] and not passes["forward passes"].startswith("packed")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Llama4Config(architectures=["Llama4ForConditionalGeneration"]), "Llama4ForCausalLM"),
+        (Blip2Config(), "pixel_values"),
+    ],
+    ids=["llama4", "blip-2"],
+)
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_model_without_a_text_model_is_refused(refuse, tmp_path, config, reason, lora_rank):
+    config.save_pretrained(tmp_path)
+    problem = refuse(*RLVCR, f"actor_rollout_ref.model.lora_rank={lora_rank}")
+    assert problem.code == "unsupported_model" and "docs/models.md" in fix(problem)
+    assert config.model_type in problem and reason in problem
 
 
 @pytest.mark.parametrize(

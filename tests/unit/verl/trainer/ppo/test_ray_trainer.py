@@ -442,6 +442,8 @@ def test_groups_load_one_after_another(monkeypatch):
         ("loaded", "critic"),
     ]
     assert workers.critic_group is not None and not workers.has_reference
+    settings = (workers.actor_forward.prefix_tree, workers.critic_forward.prefix_tree)
+    assert settings == ("auto", True), "each group reports those of its model"
 
 
 # ---------------------------------------------------------------- the loop of a run
