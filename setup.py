@@ -98,7 +98,6 @@ setup(
             "*.json",
             "*.md",
             "*.toml",
-            "*.txt",
             "*.yaml",
             "py.typed",
         ],

@@ -27,6 +27,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -56,6 +57,7 @@ from verl.utils.commands import (
     run_and_report_mistakes,
 )
 from verl.utils.files import atomic_write, write_html_or_svg
+from verl.utils.processes import die_with_parent
 
 # A result has all values of the metrics CURVE_METRICS. Of the metrics whose name starts with
 # END_METRIC_PREFIX it has the first and the last value.
@@ -270,9 +272,15 @@ class RunFailedError(RuntimeError):
 def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
     """Run ``command`` until it ends, pinned to ``threads`` separate cores.
 
-    Without pinning, parallel runs would slow each other down. Output goes to the file ``log``.
-    Raises ``RunFailedError``, which names ``log``, for a nonzero exit status.
+    Without pinning, parallel runs would slow each other down. Output goes to the file ``log``. The
+    command gets SIGTERM if this process ends before it. Raises ``RunFailedError``, which names
+    ``log``, for a nonzero exit status.
     """
+
+    def prepare_child() -> None:
+        os.sched_setaffinity(0, _select_cores(core, threads))
+        die_with_parent(signal.SIGTERM)
+
     with log.open("w") as file:
         process = subprocess.Popen(
             command,
@@ -280,7 +288,8 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
-            preexec_fn=lambda: os.sched_setaffinity(0, _select_cores(core, threads)),
+            preexec_fn=prepare_child,
+            start_new_session=True,  # Ctrl-C ends this process, which ends the command only once
         )
         exit_status = process.wait()
     if exit_status:

@@ -405,8 +405,8 @@ def _compute_turn_offsets(
     data: DataProto, row_indices: Sequence[int], turns: Sequence[RowTurn]
 ) -> list[int]:
     """Return the index in ``responses`` at which each turn begins."""
-    response_length = data.batch["responses"].shape[1]
-    prompt_lengths = data.batch["attention_mask"][:, :-response_length].sum(-1).tolist()
+    response_width = data.batch["responses"].shape[1]
+    prompt_lengths = data.batch["attention_mask"][:, :-response_width].sum(-1).tolist()
     return [
         turn.start_in_row - prompt_lengths[row]
         for row, turn in zip(row_indices, turns, strict=True)

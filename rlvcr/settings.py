@@ -76,7 +76,7 @@ class RLVCRSettings(Section):
     successful trajectories in the same state, and cost_coef is not used
     """
     std_floor: NonNegative = 0.1
-    """smallest std of scores that mean_std_norm divides by"""
+    """smallest std of utilities that mean_std_norm divides by"""
     spread_floor: NonNegative = 0.02
     """smallest difference between best and worst thought that combine=reweight and copo scale to 1,
     in units of the score

@@ -105,6 +105,8 @@ TRACKERS = (
     "trackio",
     "wandb",
 )
+# Environment variable of rank 0 with the file descriptor of the rendezvous socket.
+LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 ENGINE_STATE = "engine.json"  # file with the steps and LoRA settings of a model in a checkpoint
 CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a complete checkpoint
 

@@ -23,7 +23,7 @@ __getattr__, __all__ = make_lazy_exports(
         "LastActionText": "agent_system.environments.experts.expert_helpers",
         "add_noise": "agent_system.environments.experts.expert_helpers",
         "find_shortest_path": "agent_system.environments.experts.expert_helpers",
-        "EnvFailure": "agent_system.environments.env",
+        "EnvFailure": "env",
         "EnvironmentPool": "agent_system.environments.pool.environment_pool",
         "EnvironmentManagerBase": "manager",
         "make_envs": "manager",

@@ -12,7 +12,7 @@ PLAIN_ANSWER_FORMAT = (
 )
 IMAGE_PLACEHOLDER = "<image>"  # placeholder in an observation's text for its image
 MAX_ACTION_CHARS = 400  # maximum characters of an action; a longer one is cut and not well formed
-_CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+ACTION_TAG_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _OPEN_ACTION_PATTERN = re.compile(r"<action>(.*)", re.DOTALL)
 _TAG_PATTERN = re.compile(r"</?(?:action|think|level)>")
 
@@ -46,7 +46,6 @@ class ChatPrompts:
         return f"{self.rules}\n\n{answer_format}\n{example}"
 
     def first(self, observation: Observation, levels: bool) -> str:
-        del levels  # the system message asks for thinking levels
         return self._append_admissible_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
@@ -59,7 +58,6 @@ class ChatPrompts:
 
         With ``keep_first`` the text of the first observation comes before them.
         """
-        del levels  # the system message asks for thinking levels
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.
         paragraphs = [first.text] if self.keep_first and first.text not in observation_texts else []
@@ -101,11 +99,9 @@ class CompactPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        del levels  # the prompts are the same with and without thinking levels
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
-        del levels  # the prompts are the same with and without thinking levels
         return self.shorten_first(observation.text)
 
     def turn(self, observation: Observation) -> str:
@@ -115,7 +111,6 @@ class CompactPrompts:
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return the user message with the past turns and the ``observation``, shortened."""
-        del levels  # the prompts are the same with and without thinking levels
         observation_texts = [text for text, _ in history] + [observation.text]
         # Compare texts: a turn of the history does not record that it was the first.
         shortened_texts = [
@@ -149,7 +144,7 @@ def project_action(text: str) -> tuple[str, bool]:
         "I go <action>west"            ->  ("west", False)
         "look"                         ->  ("look", False)
     """
-    closed_actions = _CLOSED_ACTION_PATTERN.findall(text)
+    closed_actions = ACTION_TAG_PATTERN.findall(text)
     if closed_actions:
         action = " ".join(closed_actions[0].split())
         # Check the length before truncating: a truncated action also counts as not well formed.

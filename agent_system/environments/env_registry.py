@@ -16,7 +16,7 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import ConfigError, read_section_or_raise
 from verl.config.settings.hints import did_you_mean
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
@@ -159,9 +159,9 @@ def get_package(env_name: str) -> EnvPackage:
             raise
         except USER_CODE_ERRORS as error:  # boundary to user code
             raise InvalidPackageError(
-                f"environment {env_name!r}: {package.__name__}() raised {describe_error(error)}; "
-                "allowed: a function without arguments that returns an EnvPackage; "
-                "fix: correct the function"
+                f"environment {env_name!r}: {package.__name__}() raised "
+                f"{describe_raised_error(error)}; allowed: a function without arguments "
+                "that returns an EnvPackage; fix: correct the function"
             ) from error
     if not isinstance(package, EnvPackage):
         raise TypeError(
@@ -189,7 +189,7 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
     except USER_CODE_ERRORS as error:  # boundary to user code
         raise InvalidPackageError(
             f"environment {env_name!r}: importing the module {module_name} raised "
-            f"{describe_error(error)}; fix: correct the module"
+            f"{describe_raised_error(error)}; fix: correct the module"
         ) from error
 
 

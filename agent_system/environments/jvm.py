@@ -23,7 +23,7 @@ LOOPBACK_HOST = "127.0.0.1"
 EXIT_TIMEOUT_S = 5.0
 
 
-class JavaMissingError(OSError):
+class JavaMissingError(ImportError):
     """Error: no Java runtime was found, or the runtime does not start."""
 
 

@@ -27,10 +27,17 @@ from agent_system.environments.tasks import (
     check_disjoint_splits,
     check_tasks,
     group_tasks_by_part,
-    hash_validation_set,
+    hash_json,
     select_validation_set,
 )
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimitError, describe_raised_error
+from verl.config.settings.errors import UserError
+from verl.utils.limits import (
+    USER_CODE_ERRORS,
+    TimeLimitError,
+    describe_error,
+    describe_raised_error,
+    describe_user_line,
+)
 from verl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -60,19 +67,21 @@ class EnvironmentManagerBase:
         if split == "train":
             tasks = tasks[: config.env.train_tasks]
         if not tasks:
-            raise ValueError(
+            raise UserError(
                 f"environment {config.env.env_name!r} has no {split} tasks; "
-                f"its settings: {self.settings!r}"
+                f"its settings: {self.settings!r}",
+                "no_rows",
             )
         tasks_by_part = group_tasks_by_part(tasks, self.package.part_weights(self.settings))
         parts_without_tasks = ", ".join(
             repr(name) for name, part_tasks in tasks_by_part.items() if not part_tasks
         )
         if parts_without_tasks:
-            raise ValueError(
+            raise UserError(
                 f"environment {config.env.env_name!r} has no {split} tasks of "
                 f"{parts_without_tasks}; allowed: a task of each part; "
-                "fix: raise env.train_tasks, or remove the part"
+                "fix: raise env.train_tasks, or remove the part",
+                "no_rows",
             )
         self.replace_tasks(tasks)
 
@@ -114,7 +123,7 @@ class EnvironmentManagerBase:
     @property
     def panel_hash(self) -> str:
         """Hash of the validation set. Equal hashes mean equal tasks and environment seeds."""
-        return hash_validation_set(self.validation_set)
+        return hash_json(self.validation_set)
 
     def replace_tasks(self, tasks: list[Task]) -> None:
         """Replace the tasks of this split, their order in training, and the validation set."""
@@ -235,18 +244,25 @@ def load_tasks(
         returned_tasks = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
-    except (ImportError, OSError, ValueError, MemoryError, TimeLimitError):
+    except (ImportError, OSError, MemoryError, TimeLimitError):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
-        raise ValueError(
+        has_fix = "; fix: " in describe_error(error, str)
+        if isinstance(error, ValueError) and (has_fix or not describe_user_line(error)):
+            raise  # code of this repository wrote the message
+        if has_fix:
+            raise UserError(describe_error(error, str), "failed_call") from error
+        raise UserError(
             f"the function tasks of environment {env_name!r} raised "
             f"{describe_raised_error(error)}; allowed: tasks(settings, split), which returns a "
-            "list of tasks; fix: correct the function"
+            "list of tasks; fix: correct the function",
+            "failed_call",
         ) from error
     if not isinstance(returned_tasks, Sequence):
-        raise ValueError(
+        raise UserError(
             f"the function tasks of environment {env_name!r} returned {returned_tasks!r:.80}; "
-            "allowed: a list of tasks; fix: correct the function"
+            "allowed: a list of tasks; fix: correct the function",
+            "failed_call",
         )
     check_tasks(returned_tasks, split)
     return list(returned_tasks)

@@ -52,7 +52,6 @@ class QuestionSeries(Env, ABC, Generic[QuestionT]):
         """Return the observation that asks ``question``, the ``number``-th of ``count``, from 1."""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # nothing is random
         self._questions = self.load_questions(task)
         self._num_answered = 0
         return self._make_current_observation()

@@ -78,7 +78,6 @@ class EnvSettings(EnvSection):
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return these settings with values derived from other keys of the section ``env``."""
-        del env  # this base class has no settings that depend on other keys
         return self
 
     def chosen_placement(self) -> Placement | None:
@@ -91,7 +90,6 @@ class EnvSettings(EnvSection):
 
     def describe_substitute_data(self, env_name: str) -> str:
         """Return a sentence that says which data replace the configured data; "" if none do."""
-        del env_name
         return ""
 
 

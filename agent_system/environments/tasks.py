@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent_system.environments.env import Task
 from agent_system.environments.pool import wire
+from verl.config.settings.errors import UserError
 from verl.utils.seeds import derive_seed
 
 # 31 bits: the range that every environment's random generator accepts, also as a signed integer.
@@ -166,10 +167,6 @@ def hash_json(value: object, digest_size: int = 8) -> str:
     return hashlib.blake2b(text.encode(), digest_size=digest_size).hexdigest()
 
 
-def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
-    return hash_json(validation_set)
-
-
 def check_tasks(tasks: Sequence[Task], split: str) -> None:
     """Raise ``ValueError`` for a task of ``split`` that is not as ``Task`` describes it."""
     task_ids: set[str] = set()
@@ -177,24 +174,27 @@ def check_tasks(tasks: Sequence[Task], split: str) -> None:
         if not isinstance(task, dict) or not all(
             isinstance(task.get(key), str) for key in ("task_id", "data_source")
         ):
-            raise ValueError(
+            raise UserError(
                 f"a task of split {split!r} is {str(task)[:200]}; allowed: a dict with the "
-                "strings task_id and data_source; fix: correct the function tasks of the package"
+                "strings task_id and data_source; fix: correct the function tasks of the package",
+                "failed_call",
             )
         try:
             wire.encode(task)  # the pool encodes tasks like this for its worker processes
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
+            raise UserError(
                 f"task {task['task_id']!r} of split {split!r} cannot be sent as JSON: {error}; "
                 "allowed: texts, numbers, booleans, null, lists, dicts and NumPy arrays; fix: "
-                "convert its values in the function tasks"
+                "convert its values in the function tasks",
+                "failed_call",
             ) from error
         task_ids.add(task["task_id"])
     if len(task_ids) < len(tasks):
-        raise ValueError(
+        raise UserError(
             f"{len(tasks) - len(task_ids)} of {len(tasks)} tasks of split {split!r} have the "
             "task_id of another task; allowed: unique ids; fix: correct the function tasks of the "
-            "package"
+            "package",
+            "failed_call",
         )
 
 
@@ -215,9 +215,10 @@ def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]
     ids_of_splits = ({task["task_id"] for task in tasks} for tasks in (train_tasks, val_tasks))
     common_ids = sorted(set.intersection(*ids_of_splits))
     if common_ids:
-        raise ValueError(
+        raise UserError(
             f"{len(common_ids)} tasks are in both train and val, the first: {common_ids[0]!r}; "
-            "allowed: disjoint splits; fix: remove these tasks from one of the splits"
+            "allowed: disjoint splits; fix: remove these tasks from one of the splits",
+            "wrong_cell",
         )
 
 

@@ -20,6 +20,9 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.audit_rollouts import (
     AuditRollouts,
+    RecordedTrajectory,
+    build_recorded_specs,
+    check_replays,
     measure_option_returns,
     sample_alternative_actions,
     select_decision_points,
@@ -44,11 +47,6 @@ from agent_system.multi_turn_rollout.packing import (
     select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts, select_groups
-from agent_system.multi_turn_rollout.recorded_trajectories import (
-    RecordedTrajectory,
-    build_recorded_specs,
-    check_replays,
-)
 from agent_system.multi_turn_rollout.rollout_settings import (
     RolloutSettings,
     check_compaction,

@@ -193,8 +193,11 @@ class TrajectoryGenerator:
         if context.codec is not None:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
         # Do not wait here, so that thoughts are sampled while the environment steps.
-        sampler = context.alternative_sampler
-        if sampler is not None and not sampler.settings.samples_thoughts_after_rollout:
+        alternative_sampler = context.alternative_sampler
+        if (
+            alternative_sampler is not None
+            and not alternative_sampler.settings.samples_thoughts_after_rollout
+        ):
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
         return turn
@@ -304,14 +307,14 @@ async def generate_alternative_thinking_levels(
     They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
     action, or if the settings request no such thoughts.
     """
-    sampler = context.alternative_sampler
-    if sampler is None or turn.parsed is None:
+    alternative_sampler = context.alternative_sampler
+    if alternative_sampler is None or turn.parsed is None:
         return
     spec = trajectory.spec
-    levels = sampler.choose_levels(turn.parsed, spec.traj_uid, turn.step)
+    levels = alternative_sampler.choose_levels(turn.parsed, spec.traj_uid, turn.step)
     if levels:
         prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
-        turn.alternatives = await sampler.sample_thoughts(
+        turn.alternatives = await alternative_sampler.sample_thoughts(
             prompt, turn.parsed, levels, spec.traj_uid, turn.step, spec.index
         )
 
@@ -326,11 +329,11 @@ async def sample_alternative_thoughts_of_group(
     equal too. ``step_fraction`` and ``alternatives="one"`` draw once for all turns with equal
     prompts.
     """
-    sampler = context.alternative_sampler
-    if sampler is None:
+    alternative_sampler = context.alternative_sampler
+    if alternative_sampler is None:
         return
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
-    if not sampler.settings.share_thoughts:
+    if not alternative_sampler.settings.share_thoughts:
         await gather_or_cancel(
             generate_alternative_thinking_levels(context, trajectory, turn)
             for trajectory, turn in turns
@@ -341,16 +344,17 @@ async def sample_alternative_thoughts_of_group(
         if turn.parsed is None:
             continue
         prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
-        levels = sampler.choose_levels(turn.parsed, trajectory.spec.uid, str(prompt))
+        levels = alternative_sampler.choose_levels(turn.parsed, trajectory.spec.uid, str(prompt))
         if levels:
             # A thought that sees the action of its turn suits only turns with the same action.
-            shown_action = "" if sampler.settings.action_blind else turn.parsed.action
+            shown_action = "" if alternative_sampler.settings.action_blind else turn.parsed.action
             key = (tuple(prompt), turn.parsed.turn_format, shown_action)
             requests_by_prompt.setdefault(key, []).append(
                 _AlternativeThoughtsRequest(trajectory, turn, turn.parsed, levels)
             )
     await gather_or_cancel(
-        _sample_shared_thoughts(sampler, requests) for requests in requests_by_prompt.values()
+        _sample_shared_thoughts(alternative_sampler, requests)
+        for requests in requests_by_prompt.values()
     )
 
 
@@ -365,7 +369,7 @@ class _AlternativeThoughtsRequest:
 
 
 async def _sample_shared_thoughts(
-    sampler: AlternativeThoughtSampler, requests: Sequence[_AlternativeThoughtsRequest]
+    alternative_sampler: AlternativeThoughtSampler, requests: Sequence[_AlternativeThoughtsRequest]
 ) -> None:
     """Sample one thought at each level in ``requests``, and store it in the turns that need it.
 
@@ -373,7 +377,7 @@ async def _sample_shared_thoughts(
     """
     first_request = requests[0]
     spec = first_request.trajectory.spec
-    shared_thoughts = await sampler.sample_thoughts(
+    shared_thoughts = await alternative_sampler.sample_thoughts(
         first_request.trajectory.ledgers[first_request.turn.ledger].token_ids[
             : first_request.turn.start
         ],

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 
 def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
@@ -38,8 +39,9 @@ def load_import_path(import_path: str, key: str) -> Any:
     setting = f"{key}={import_path!r}"
     allowed_text = "allowed: FILE.py:NAME, MODULE:NAME"
     if not source or not name:
-        raise ValueError(
-            f"{setting} is no import path; {allowed_text}; fix: {import_path.strip(':')}:NAME"
+        raise UserError(
+            f"{setting} is no import path; {allowed_text}; fix: {import_path.strip(':')}:NAME",
+            "invalid_syntax",
         )
     fix = f"{allowed_text}; fix: name an existing function or class"
     is_file = source.endswith(".py")
@@ -53,7 +55,7 @@ def _import_module(name: str, setting: str, fix: str) -> ModuleType:
     except (ImportError, ValueError):  # the messages of these errors name the module
         raise
     except USER_CODE_ERRORS as error:  # boundary to user code
-        error_text = describe_error(error)
+        error_text = describe_raised_error(error)
         raise ImportError(f"{setting} cannot be imported: {error_text}; {fix}") from error
 
 
@@ -70,8 +72,13 @@ def _get_callable(
     return function
 
 
-def check_arguments(function: Callable[..., Any], path: str, argument_names: Sequence[str]) -> None:
-    """Raise ``TypeError`` if ``function`` of the file ``path`` lacks some of ``argument_names``."""
+def check_arguments(
+    function: Callable[..., Any], setting: str, argument_names: Sequence[str], remark: str = ""
+) -> None:
+    """Raise ``TypeError`` if ``function`` lacks some of ``argument_names``.
+
+    ``setting`` is the key and value that name the function. ``remark`` explains the arguments.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:  # some built-in functions have no signature
@@ -81,9 +88,9 @@ def check_arguments(function: Callable[..., Any], path: str, argument_names: Seq
     except TypeError as error:
         name = getattr(function, "__name__", repr(function))
         raise TypeError(
-            f"custom_reward_function.name={name!r} in {path} is {name}{signature}, and cannot be "
-            f"called: {error}; allowed: {name}({', '.join(argument_names)}), where steps are those "
-            f"of a whole trajectory; fix: add these arguments, or **kwargs for unused ones"
+            f"{setting} is {name}{signature}, and cannot be called: {error}; allowed: "
+            f"{name}({', '.join(argument_names)}){remark}; fix: add these arguments, or **kwargs "
+            "for unused ones"
         ) from error
 
 
@@ -110,6 +117,6 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
         loader.exec_module(module)
     except USER_CODE_ERRORS as error:  # boundary to user code
         del sys.modules[module_name]
-        error_text = describe_error(error)
+        error_text = describe_raised_error(error)
         raise ImportError(f"{setting} cannot be imported: {error_text}; {fix}") from error
     return module

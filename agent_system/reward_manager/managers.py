@@ -39,6 +39,7 @@ from agent_system.reward_manager.scores import (
     read_finite_numbers,
 )
 from verl.config.schema import PPOConfig
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
 from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
@@ -93,10 +94,11 @@ def find_reward_manager_class(name: str) -> RewardManagerFactory:
     if name in REWARD_MANAGERS:
         return REWARD_MANAGERS[name]
     if ":" not in name:
-        raise ValueError(
+        raise UserError(
             f"{REWARD_MANAGER_KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; "
             f"allowed: {', '.join(sorted(REWARD_MANAGERS))}, module:Class or FILE.py:Class; "
-            "fix: name one of them"
+            "fix: name one of them",
+            "unknown_name",
         )
     return load_import_path(name, REWARD_MANAGER_KEY)
 
@@ -139,27 +141,31 @@ class EpisodeRewardManager:
         overlong_penalty: float = 1.0,
     ) -> None:
         if not 0 <= token_price <= 1:
-            raise ValueError(
+            raise UserError(
                 f"reward_model.reward_kwargs.token_price={token_price!r}: the largest share of a "
-                "return that tokens cost; allowed: 0 to 1; fix: token_price: 0.5"
+                "return that tokens cost; allowed: 0 to 1; fix: token_price: 0.5",
+                "out_of_range",
             )
         if not 0 <= relative_token_price <= 1 or (relative_token_price and token_price):
-            raise ValueError(
+            raise UserError(
                 f"reward_model.reward_kwargs.relative_token_price={relative_token_price!r}: the "
                 "largest share of a return that tokens cost, relative to the group's successes; "
-                "allowed: 0 to 1, without token_price; fix: relative_token_price: 0.5"
+                "allowed: 0 to 1, without token_price; fix: relative_token_price: 0.5",
+                "out_of_range",
             )
         if token_price and token_price_max < 1:
-            raise ValueError(
+            raise UserError(
                 f"reward_model.reward_kwargs.token_price_max={token_price_max!r}: the number of "
                 "tokens that cost the whole token_price; allowed: an integer of 1 or more; "
-                "fix: set the number of tokens of the longest trajectory"
+                "fix: set the number of tokens of the longest trajectory",
+                "out_of_range",
             )
         if not 0 <= overlong_len <= overlong_max:
-            raise ValueError(
+            raise UserError(
                 f"reward_model.reward_kwargs.overlong_len={overlong_len!r}: the last tokens of "
                 f"overlong_max ({overlong_max!r}), which get a penalty; allowed: 0 to "
-                "overlong_max; fix: set overlong_max to the tokens of the longest trajectory"
+                "overlong_max; fix: set overlong_max to the tokens of the longest trajectory",
+                "out_of_range",
             )
         self.overlong_len = overlong_len
         self.overlong_max = overlong_max
@@ -325,10 +331,11 @@ class StepRewardManager(EpisodeRewardManager):
         self, invalid_action_penalty: float = 0.0, compute_score: ScoreFunction | None = None
     ) -> None:
         if compute_score is not None:
-            raise ValueError(
+            raise UserError(
                 "reward_model.reward_manager=step and custom_reward_function.path exclude each "
                 "other: the function scores whole trajectories; allowed: one of them; "
-                "fix: reward_model.reward_manager=episode"
+                "fix: reward_model.reward_manager=episode",
+                "conflicting_keys",
             )
         super().__init__(invalid_action_penalty)
 
@@ -412,9 +419,10 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     except TypeError as error:
         allowed_keys = ", ".join(list(inspect.signature(manager_class).parameters)[2:]) or "none"
         name = getattr(manager_class, "__name__", repr(manager_class))
-        raise ValueError(
+        raise UserError(
             f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed_keys} (the keyword "
-            f"arguments of {name}); fix: remove the others"
+            f"arguments of {name}); fix: remove the others",
+            "unknown_key",
         ) from error
     return manager_class(invalid_action_penalty, score_function, **kwargs)
 
@@ -431,7 +439,12 @@ def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
         return None
     function = load_function(function_config.path, function_config.name)
     kwargs = function_config.reward_kwargs
-    check_arguments(function, function_config.path, (*SCORE_FUNCTION_ARGUMENTS, *kwargs))
+    check_arguments(
+        function,
+        f"custom_reward_function.name={function_config.name!r} in {function_config.path}",
+        (*SCORE_FUNCTION_ARGUMENTS, *kwargs),
+        ", where steps are those of a whole trajectory",
+    )
     function = limit_call_time(function, function_config.timeout_s)
     weights = config.reward_model.weights
     if not kwargs and not weights:

@@ -97,13 +97,19 @@ class TemplateSupport:
             )
 
     def describe_history_support(self, history: History) -> str:
-        """Return a note, printed before a run, on what the template does with earlier turns."""
+        """Return a note, printed before a run, on what the template does with earlier turns.
+
+        It also states which other kind of history the template excludes.
+        """
         if history == "window":
-            return (
+            note = (
                 "the template renders no earlier turns: the user message has the last ones as text"
             )
+            if self.multi_turn_error:
+                note += "; chat is refused, because the template refuses several turns"
+            return f"{note}; append is refused, because {self.reason}" if self.reason else note
         if self.reason:
-            return f"with this template {self.reason}"
+            return f"append is refused, because with this template {self.reason}"
         if not self.keeps_thoughts:
             history_effect = (
                 "append keeps them" if history == "append" else "new row after each thought"
@@ -244,12 +250,12 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     except RENDER_ERRORS:
         return  # the template refuses assistant turns, which a single turn does not need
     _, user_text, tail = conversation_text.rpartition(make_content_placeholder(0))
-    gap_text, assistant_text, _ = tail.partition(make_content_placeholder(1))
+    inter_turn_text, assistant_text, _ = tail.partition(make_content_placeholder(1))
     if not user_text or not assistant_text:
         return
     rendered_prompt = template.render_generation_prompt()
     generation_prompt = INVISIBLE_TEXT_PATTERN.sub("", rendered_prompt)
-    turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", gap_text)
+    turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", inter_turn_text)
     # The generation prompt may be longer than the common beginning of turns, for example by
     # <think>.
     if generation_prompt.startswith(turn_beginning):
@@ -262,8 +268,9 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     writes_tags_itself = is_channel_tag and user_turn != template.render(turns[:1])
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags_itself):
         raise UnsupportedTemplateError(
-            f"its generation prompt is {rendered_prompt!r}, but it writes {gap_text!r} between the "
-            "content of a user turn and of an assistant turn: both must agree"
+            f"its generation prompt is {rendered_prompt!r}, but it writes "
+            f"{inter_turn_text!r} between the content of a user turn and of an assistant turn: "
+            "both must agree"
         )
 
 

@@ -17,7 +17,6 @@ it.
 import argparse
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -183,15 +182,8 @@ def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
         time.sleep(POLL_INTERVAL_S)
 
 
-def _raise_interrupt(_signal: int, _frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         sys.exit(run_and_report_mistakes(main, sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(143)
     except ClusterUnreachableError as lost:
         sys.exit(str(lost))

@@ -104,7 +104,8 @@ trap 'requeue "time limit ahead"' USR1
 start_ray() { # node, then arguments of `ray start`
     local node=$1
     shift
-    srun --nodes=1 --ntasks=1 --nodelist="$node" --export=ALL \
+    # Without --cpu-bind=none, Slurm may bind Ray and all its workers to the single CPU of one task.
+    srun --nodes=1 --ntasks=1 --cpu-bind=none --nodelist="$node" --export=ALL \
         "$ray" start --block --disable-usage-stats --num-gpus="$gpus" "$@" &
     pids+=("$!")
 }

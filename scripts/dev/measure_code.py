@@ -1,4 +1,4 @@
-"""Measure the code: file and function sizes, line density, types and import cycles, as a table.
+"""Measure the code: sizes of files and functions, line density, types and imports, as a table.
 
     python scripts/dev/measure_code.py
 
@@ -6,11 +6,13 @@ The tests are not counted. Blank lines, comments and docstrings are no lines of 
 a line are counted without indentation. A package is in a cycle if it imports itself through other
 packages of the same depth (``verl`` has depth 1, ``verl.utils`` depth 2). The composition root
 (``verl.trainer.launch`` and the entry points above it) imports all packages, so it counts as a
-separate package.
+separate package. A PPO run imports ``verl.trainer.launch.ppo``, which loads at most
+``MAX_LOADED_MODULES`` modules of this repository (a test checks it).
 """
 
 import ast
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ import grimp
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("verl", "agent_system", "rlvcr")
 COMPOSITION_ROOT = ("verl.trainer.launch", "verl.trainer.main_", "verl.doctor")
+PPO_RUN_MODULE = "verl.trainer.launch.ppo"
+MAX_LOADED_MODULES = 200
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -140,6 +144,14 @@ def find_reachable_packages(imports: dict[str, set[str]], start: str) -> set[str
     return reachable_names
 
 
+def count_loaded_modules(module: str) -> int:
+    """Return the number of modules of this repository that an import of ``module`` loads."""
+    # Import in a new process. The static graph lacks imports by lazy exports of packages.
+    code = f"import sys, {module}; print(*sys.modules, sep='\\n')"
+    names = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
+    return sum(name.partition(".")[0] in PACKAGES for name in names)
+
+
 def format_table_rows(tally: Tally) -> Iterator[tuple[str, str]]:
     """Yield the lines of the table as (label, value)."""
     lines = sum(tally.file_lines)
@@ -170,6 +182,7 @@ def main() -> int:
         measure_file(path, tally)
     for label, value in format_table_rows(tally):
         print(f"{label:<36}{value}")
+    print(f"{'modules that a PPO run imports':<36}{count_loaded_modules(PPO_RUN_MODULE)}")
     sys.path.insert(0, str(ROOT))
     # Imports for type checkers are not executed, so they cause no cycle.
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)

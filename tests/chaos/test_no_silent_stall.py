@@ -8,6 +8,7 @@ import pytest
 
 from scripts.dev.chaos.cells import ENVIRONMENT, HUNG, KILLED, RANK, ROLLOUT, SAVE, Cell
 from scripts.dev.chaos.matrix import run_cell
+from tests.helpers.refusals import list_log_lines
 from tests.helpers.tiny_model import make_tiny_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
@@ -22,17 +23,18 @@ def test_rank_that_hangs_in_a_save_is_named_with_its_stacks(policy, tmp_path):
     result = run_cell(Cell(RANK, SAVE, HUNG), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("ends", 1)
     waiting = r"actor\[rank 0\].save_checkpoint"
-    stalled = rf"Stalled: save_checkpoint made no progress for \d+ s: {waiting}"
+    stalled = rf"Stalled: save_checkpoint .*\d+ s.*{waiting}"
     assert re.search(rf"{stalled}; ActorWorker\[rank 0\] \(process \d+, stop", result.error_line)
-    assert "waiting for" in (tmp_path / "cell" / "log.txt").read_text()
+    log = (tmp_path / "cell" / "log.txt").read_text()
+    waits = list_log_lines(log, "verl.utils.watchdog", "actor[rank 0].save_checkpoint")
+    assert any(" INFO " in line for line in waits)
     (stacks,) = (tmp_path / "cell" / "run" / "logs").glob("stacks-*.txt")
-    text = stacks.read_text()
-    assert "did not answer" in text and "== driver" in text
-    # The running processes sent their stacks.
-    assert text.count("most recent call first") > text.count("did not answer")
+    _, *sections = re.split("^== ", stacks.read_text(), flags=re.MULTILINE)
+    parts = {part.partition(" (")[0]: "most recent call first" in part for part in sections}
+    assert parts["driver"] and parts["environment worker"] and not parts["ActorWorker[rank 0]"]
 
 
 def test_killed_environment_worker_is_replaced(policy, tmp_path):
     result = run_cell(Cell(ENVIRONMENT, ROLLOUT, KILLED), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("continues", 0)
-    assert "the environment worker" in result.error_line
+    assert "env_dead" in result.error_line

@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.jobs import ROOT, Job
 from verl.record.tracking import read_metrics
+from verl.trainer.cli import CHECKED_NOTE
 
 TIMEOUT_S = 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_S)]
@@ -64,11 +65,12 @@ def test_page_has_a_file_and_commands_of_every_kind():
 
 
 def test_environment_passes_the_check(user_directory):
-    assert "nothing is wrong" in read_output(user_directory, "check")
+    output = read_output(user_directory, "check")
+    assert "oracle" in output and "WRONG" not in output
 
 
 def test_configuration_passes_the_check(user_directory):
-    assert "checked, nothing was started" in read_output(user_directory, "--check")
+    assert CHECKED_NOTE in read_output(user_directory, "--check")
 
 
 def test_training_makes_a_policy_and_trains_it(user_directory):

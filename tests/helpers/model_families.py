@@ -246,6 +246,82 @@ SCALED: dict[str, Callable[[], Any]] = {
     "deepseek-v3": lambda: hf.DeepseekV3Config(**sizes(LATENT)),
     "qwen3": lambda: hf.Qwen3Config(**sizes(), head_dim=8),
 }
+# Models for images and text. transformers has a class of the text model only for qwen3.5.
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "image_size": 16,
+}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+}
+MULTIMODAL_ROPE: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [2, 1, 1],
+}
+IMAGE_TEXT: dict[str, Callable[[], Any]] = {
+    "qwen3.5": lambda: hf.Qwen3_5Config(
+        text_config=ROW_WISE["qwen3.5"]().to_dict(),
+        vision_config=QWEN_VISION | {"num_position_embeddings": 16},
+    ),
+    "gemma3": lambda: hf.Gemma3Config(
+        text_config=WINDOWED["gemma3"]().to_dict(), vision_config=VISION, mm_tokens_per_image=4
+    ),
+    "gemma4": lambda: hf.Gemma4Config(
+        text_config=WINDOWED["gemma4"]().to_dict(),
+        vision_config=VISION | {"num_key_value_heads": 4, "head_dim": 8},
+        audio_config=None,
+    ),
+    "qwen2.5-vl": lambda: hf.Qwen2_5_VLConfig(
+        text_config=sizes(rope_parameters=MULTIMODAL_ROPE),
+        vision_config=QWEN_VISION | {"fullatt_block_indexes": [0]},
+    ),
+    "qwen3-vl": lambda: hf.Qwen3VLConfig(
+        text_config=sizes(head_dim=8, rope_parameters=MULTIMODAL_ROPE),
+        vision_config=QWEN_VISION
+        | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+    "glm-4v": lambda: hf.Glm4vConfig(
+        text_config=sizes(rope_parameters=MULTIMODAL_ROPE | {"partial_rotary_factor": 1.0}),
+        vision_config=QWEN_VISION | {"image_size": 16},
+    ),
+    "mistral3": lambda: hf.Mistral3Config(
+        text_config=sizes(model_type="mistral", head_dim=8),
+        vision_config=VISION | {"model_type": "pixtral", "head_dim": 8},
+    ),
+    "internvl": lambda: hf.InternVLConfig(
+        text_config=sizes(model_type="qwen2"),
+        vision_config=VISION | {"image_size": [16, 16], "patch_size": [4, 4]},
+    ),
+    "lfm2-vl": lambda: hf.Lfm2VlConfig(
+        text_config=sizes(model_type="lfm2", layer_types=["conv", "full_attention"]),
+        vision_config=VISION | {"model_type": "siglip2_vision_model", "num_patches": 16},
+        projector_hidden_size=32,
+    ),
+    "muse-glimmer": lambda: hf.MuseGlimmerConfig(
+        text_config=sizes(head_dim=8), vision_config=VISION, projector_hidden_size=32
+    ),
+}
+
+
+def build_image_text_family(config: Any) -> Any:
+    """Return a random float32 model of ``config``, a config of a model for images and text."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = hf.AutoModelForImageTextToText.from_config(config)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # the weights of norms stay 1
+                parameter.data.normal_(std=0.1)
+    return model.float().eval()
 
 
 def build_family(config: Any, std: float = 0.1, attention: str | None = None) -> Any:

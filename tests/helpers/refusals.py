@@ -35,6 +35,18 @@ def missing_parts(text: str, *parts: object) -> list[str]:
     return missing
 
 
+def list_logged(caplog: pytest.LogCaptureFixture, module: str, *parts: object) -> list[str]:
+    """Return the messages that ``module`` logged and that have all ``parts``."""
+    messages = [record.getMessage() for record in caplog.records if record.name == module]
+    return [message for message in messages if not missing_parts(message, *parts)]
+
+
+def list_log_lines(log: str, module: str, *parts: object) -> list[str]:
+    """Return the lines of a log file that ``module`` wrote and that have all ``parts``."""
+    lines = [line for line in log.splitlines() if f" {module}: " in line]
+    return [line for line in lines if not missing_parts(line, *parts)]
+
+
 def mentions(*parts: object) -> Callable[[BaseException], bool]:
     """Return a check that the message of an exception has all ``parts``, in any order."""
 

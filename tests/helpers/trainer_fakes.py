@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from tests.helpers.number_line_world import make_config
-from verl.names import PrefixTree, RolloutOverlap
+from verl.models.forward_kind import ForwardSettings
+from verl.names import RolloutOverlap
 from verl.protocol import DataProto, object_array
 from verl.records import WrittenFiles
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -70,8 +71,8 @@ class Group:
     def call_for_refs(self, method: str, /, *_args: object) -> list[Any]:
         return [method]
 
-    def resolve_prefix_tree(self) -> list[PrefixTree]:
-        return [False]
+    def get_forward_settings(self) -> list[ForwardSettings]:
+        return [ForwardSettings(prefix_tree="auto" if self.name == "actor" else True)]
 
     def compute_log_prob(self, data: DataProto, /) -> DataProto:
         return DataProto.from_dict({"old_log_probs": torch.zeros(len(data), WIDTH)})
@@ -120,7 +121,8 @@ class Workers:
 
     data_parallel_size = 1
     has_reference = False
-    prefix_tree = False
+    actor_forward = ForwardSettings(prefix_tree="auto")
+    critic_forward = ForwardSettings()
 
     def __init__(self, engines: Sequence[Any] = (), with_critic: bool = False) -> None:
         self.calls: list[Any] = []

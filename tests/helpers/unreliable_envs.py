@@ -2,12 +2,14 @@
 
 import builtins
 import os
+import time
 from dataclasses import replace
 from typing import Literal
 
 from agent_system.environments.env_package.number_line import package as number_line
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
 from agent_system.environments.env_package.number_line.settings import LineSettings
+from agent_system.environments.expert_protocol import Expert
 from agent_system.environments.package import EnvPackage
 
 
@@ -15,7 +17,16 @@ class DoubtfulSettings(LineSettings):
     """Settings of the number line, with a fault."""
 
     fault: Literal[
-        "none", "pays for nothing", "reads tags", "unwinnable", "breaks", "raises", "other", "leaks"
+        "none",
+        "pays for nothing",
+        "reads tags",
+        "unwinnable",
+        "breaks",
+        "raises",
+        "hangs",
+        "no won",
+        "other",
+        "leaks",
     ]
     """name of the fault"""
     close_error: Literal["", "ValueError", "SystemExit"] = ""
@@ -44,7 +55,9 @@ class DoubtfulEnv(NumberLineEnv):
         if self.fault == "breaks" and "__import__" in action:
             raise ValueError("evaluated what was said")
         if self.fault == "raises":
-            raise ValueError("no step succeeds")
+            raise ValueError(f"no step succeeds: {action} at {self.position}")
+        if self.fault == "hangs":
+            time.sleep(1000)
         observation, _, done, info = super().step(action)
         won = self.position == self.target
         if self.fault == "pays for nothing":
@@ -57,6 +70,8 @@ class DoubtfulEnv(NumberLineEnv):
             observation = replace(observation, text=f"{observation.text} {os.getpid()}")
         elif self.fault == "leaks":
             observation = replace(observation, text=f"{observation.text} {DoubtfulEnv.played}")
+        if self.fault == "no won":
+            return observation, float(won), done or won, {}
         return observation, float(won), done or won, {**info, "won": won}
 
     def close(self):
@@ -72,6 +87,21 @@ class AsyncGoldEnv(DoubtfulEnv):
         return [direction] * abs(task["target"] - task["start"])
 
 
+class FaultyExpert:
+    """Expert without an action."""
+
+    def __init__(self, episode):
+        self.plan = []
+
+    def act(self):
+        return self.plan[0]
+
+    def observe(self, action, observation):
+        pass
+
+
 PACKAGE = replace(number_line.PACKAGE, settings=DoubtfulSettings, make=DoubtfulEnv)
 ASYNC_GOLD = replace(PACKAGE, make=AsyncGoldEnv)
+FAULTY_EXPERT = replace(PACKAGE, expert=Expert(FaultyExpert))
+NO_MAKE = replace(PACKAGE, make=lambda: None)
 WITHOUT_EXPERT: EnvPackage = replace(PACKAGE, expert=None)

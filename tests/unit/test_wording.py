@@ -1,4 +1,4 @@
-"""Tests recognise refusals by class, code, key and values, not by the wording of messages."""
+"""Tests recognise refusals and logs by class, code, key and values, not by their wording."""
 
 import ast
 import re
@@ -7,7 +7,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PHRASE = re.compile(r"[a-z]{3,} [a-z]{3,}")  # two words of a sentence
-CHECKS = ("mentions", "has_problem", "suggests", "missing_parts")
+CHECKS_OF_TEXTS = ("missing_parts", "list_logged", "list_log_lines")  # the first argument
+CHECKS = ("mentions", "has_problem", "suggests", *CHECKS_OF_TEXTS)
+# Expressions that are messages: errors, logs and remarks. Printed tables (``.out``) are none.
+EXACT_MESSAGE = re.compile(r"problem|refus|\.value\b|caplog|__notes__|\.err\b|silent_nodes")
+MESSAGE = re.compile(
+    rf"{EXACT_MESSAGE.pattern}|captured|stderr|error|messages?\b|sentence|verdict|detail|\blog\b|log_"
+)
+TEXT_METHODS = ("startswith", "endswith", "count")
 # Texts that tests may look for, and the reason. For ``match=`` without a constant, its source.
 ALLOWED_TEXTS = {
     "--explain env": "an option and its value",
@@ -21,16 +28,32 @@ ALLOWED_TEXTS = {
     "no such engine": "message of an environment in tests/helpers",
     "no such policy": "output of a process that the test replaces",
     "message": "test_ray_start raises messages of Ray",
+    "Agreement of credit rules with effects": "title of a table",
+    "Levels chosen in each situation": "title of a table",
+    "Success and tokens of level rules": "title of a table",
+    "Nothing moves.\nup wall": "observation of an environment",
+    "Secret word: dog": "prompt of an environment",
+    "custom_reward_function mine, task_id 'number_line": "a key, a name and a task",
+    "env.search.val_questions=nq/dev.jsonl data.val_files=[]": "two keys",
+    "ActorWorker rank 0 on ": "name of a process",
+    "Segmentation fault": "message of the operating system",
+    "5 training steps": "a number with its unit",
+    "20 optimizer steps": "a number with its unit",
 }
 
 
 def list_searched_parts(node: ast.AST) -> list[ast.AST]:
     """Return the expressions with texts that ``node`` looks for in a message."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in CHECKS:
-        return [*node.args]
+        return [*node.args[ast.unparse(node.func) in CHECKS_OF_TEXTS :]]
     if isinstance(node, ast.Compare):
-        message = ast.unparse(node.comparators[0])
-        return [node.left] if re.search(r"problem|refus|\.value\b", message) else []
+        left, right = node.left, node.comparators[0]
+        if isinstance(node.ops[0], ast.Eq) and EXACT_MESSAGE.search(ast.unparse(left)):
+            return [right]
+        return [left] if MESSAGE.search(ast.unparse(right)) else []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        is_message = MESSAGE.search(ast.unparse(node.func.value))
+        return [*node.args] if node.func.attr in TEXT_METHODS and is_message else []
     return []
 
 

@@ -198,8 +198,8 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     """Compute REINFORCE++-baseline advantages: return minus group mean, whitened over tokens."""
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(scores, index, traj_index, by_std=False)
-    token_advantages = spread(advantages, response_mask)
-    whitened_advantages = masked_whiten(token_advantages, response_mask)
+    token_advantages = spread(advantages, response_mask).double()
+    whitened_advantages = masked_whiten(token_advantages, response_mask).float()
     return whitened_advantages, whitened_advantages
 
 
@@ -245,7 +245,8 @@ def compute_gpg_outcome_advantage(
     """Compute GPG advantages (Chu et al., 2025): ``alpha (r - group mean) / f_norm``.
 
     r is the return of a trajectory. alpha is the number of trajectories in the batch divided by the
-    number of those whose return is not 0.
+    number of those whose return is not 0, as in verl. The paper counts the trajectories of groups
+    with differing returns instead.
 
     >>> rewards = torch.tensor([[0.0], [0.0], [3.0]])  # alpha = 3 / 1
     >>> compute_gpg_outcome_advantage(rewards, torch.ones(3, 1), index=[7, 7, 7])[0].flatten()

@@ -101,7 +101,8 @@ def compute_mismatch_metrics(
     ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence_indices)
     log_ratios = select_where(ratios.log_ratios, mask)
     has_tokens = ratios.token_counts > 0
-    perplexity_ratios = (-ratios.log_ratio_sums[has_tokens] / ratios.token_counts[has_tokens]).exp()
+    mean_log_ratios = ratios.log_ratio_sums[has_tokens] / ratios.token_counts[has_tokens]
+    perplexity_ratios = (-mean_log_ratios).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     return {
         "rollout_corr/kl": _mean_or_zero(-log_ratios),
         "rollout_corr/k3_kl": _mean_or_zero(log_ratios.exp() - 1 - log_ratios),
@@ -123,8 +124,9 @@ class _ProbRatios:
         log_ratios = old_log_prob.to(torch.float64, copy=True).sub_(rollout_log_prob)
         # Do not multiply by the mask: unsampled positions may hold NaN, and 0 * NaN is NaN.
         log_ratios.masked_fill_(~mask, 0.0)
+        # Sum before the limit: the product of a sequence must contain the whole ratio of a token.
+        self.log_ratio_sums = _sum_per_sequence(log_ratios.sum(-1), sequence_indices)
         self.log_ratios = log_ratios.clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        self.log_ratio_sums = _sum_per_sequence(self.log_ratios.sum(-1), sequence_indices)
         self.token_counts = _sum_per_sequence(mask.sum(-1).double(), sequence_indices)
         self._sequence_indices = sequence_indices
 

@@ -9,7 +9,9 @@ observation.
 - HGPO (hierarchy of groups) also compares steps with the same preceding states. ``A_k`` compares
   the steps of a task whose last k + 1 states are the same. The step advantage is the weighted mean
   of ``A_0`` to ``A_K`` with weights ``(k + 1)^alpha``. Steps with a longer common history are
-  fewer, but more comparable. Longer contexts therefore get larger weights.
+  fewer, but more comparable. Longer contexts therefore get larger weights. The code of its authors
+  (He et al., 2026, arXiv 2602.22817) has no ``A_trajectory``. It omits an ``A_k`` that is 0 from
+  the weighted mean; here the mean includes it.
 - GraphGPO (2026, arXiv 2605.26684): the trajectories of a task form a graph. States are nodes,
   observed steps are edges, and the end of every successful trajectory is the goal. d is the number
   of steps on the shortest path from a state to the goal in this graph::

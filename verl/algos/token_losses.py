@@ -121,13 +121,13 @@ def register_token_loss(
         ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
             if selected is None and needs is not None and needs.picker is not None:
                 raise ValueError(
-                    f"policy loss {name!r} needs selected=, the tokens that its picker selects "
-                    "from the whole mini-batch"
+                    f"policy loss {name!r} needs selected=, which its picker finds for a mini-batch"
                 )
+            mask = response_mask.bool()
             if weights is not None:
+                weights = _zero_unsampled(weights, mask)
                 # A token of weight 0 must get no gradient through the ratio of its row (GSPO).
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
-            mask = response_mask.bool()
             loss_inputs = PolicyLossInputs(
                 _zero_unsampled(old_log_prob, mask),
                 _zero_unsampled(log_prob, mask),

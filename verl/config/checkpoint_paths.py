@@ -23,6 +23,12 @@ def find_step_directories(root: Path) -> dict[int, Path]:
     return dict(sorted(directories.items()))
 
 
+def get_step_of_checkpoint(checkpoint: Path) -> int:
+    """Return n of a directory ``global_step_<n>``, 0 for a directory of another name."""
+    match = _STEP_DIRECTORY.fullmatch(checkpoint.name)
+    return int(match[1]) if match else 0
+
+
 def find_checkpoint_to_resume(trainer: RunConfig) -> Path | None:
     """Return the checkpoint from which a run is to continue; None for a new run.
 

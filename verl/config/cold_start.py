@@ -1,18 +1,10 @@
 """Config of the cold start: the supervised run that trains the policy if it does not exist."""
 
-from pathlib import Path
-
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 
 DEFAULT_SFT_CONFIG = "quickstart_sft"
-
-
-def is_policy_missing(cfg: PPOConfig) -> bool:
-    """Return True if the policy is missing and supervised training (cold start) must create it."""
-    path = cfg.actor_rollout_ref.model.path
-    return cfg.cold_start.enable and path is not None and not Path(path).exists()
 
 
 def get_cold_start_config_name(cfg: PPOConfig) -> str:

@@ -97,6 +97,11 @@ def _quote_paths(value: str) -> str:
     return f'"{value}"' if "=" in value and "," not in value else value
 
 
+def list_override_keys(overrides: Sequence[str]) -> list[str]:
+    """Return the keys of ``overrides`` (``key=value``, ``+key=value``) in order."""
+    return [override.lstrip("+").partition("=")[0] for override in overrides]
+
+
 def quote_override(key: str, value: object) -> str:
     """Return the override ``key='value'``, in which ``value`` may have any characters but ``${``.
 

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from verl.config.adapter_files import (
@@ -39,6 +40,20 @@ PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|tes
 def count_trajectories_per_step(cfg: PPOConfig) -> int:
     """Return the number of trajectories per training step: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
+
+
+def compute_max_rows(cfg: PPOConfig) -> int:
+    """Return the largest number of rows (token sequences to train on) of a training step.
+
+    With ``env.history=append`` a trajectory is one row, otherwise it has at most one row per turn.
+    With ``env.compact`` the policy may write a summary before every turn except the first. This
+    turn then begins a new row. With ``env.history=chat`` the summary may be another row.
+    """
+    trajectories = count_trajectories_per_step(cfg)
+    if cfg.env.history == "append" and not cfg.env.compact.enable:
+        return trajectories
+    has_summary_rows = cfg.env.history == "chat" and cfg.env.compact.enable
+    return trajectories * (cfg.env.max_steps + (cfg.env.max_steps - 1) * has_summary_rows)
 
 
 def count_engines(cfg: PPOConfig, device: str) -> int:
@@ -85,6 +100,12 @@ def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
 def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
     """Return the weight transport of vLLM: ``nccl`` if engines have separate GPUs, else ``ipc``."""
     return "nccl" if engines_have_separate_gpus(cfg, "cuda") else "ipc"
+
+
+def is_policy_missing(cfg: PPOConfig) -> bool:
+    """Return True if the policy is missing and supervised training (cold start) must create it."""
+    path = cfg.actor_rollout_ref.model.path
+    return cfg.cold_start.enable and path is not None and not Path(path).exists()
 
 
 def are_placeholder_files(files: Sequence[str]) -> bool:
@@ -244,10 +265,7 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
     (f"{ACTOR_SECTION}.clip_ratio_low", f"{ACTOR_SECTION}.clip_ratio"),
     (f"{ACTOR_SECTION}.clip_ratio_high", f"{ACTOR_SECTION}.clip_ratio"),
     (f"{ACTOR_SECTION}.loss_scale_factor", lambda cfg: float(cfg.data.max_response_length)),
-    (
-        f"{ROLLOUT_SECTION}.max_model_len",
-        lambda cfg: cfg.data.max_prompt_length + cfg.data.max_response_length,
-    ),
+    (f"{ROLLOUT_SECTION}.max_model_len", "data.max_row_tokens"),
     *(
         (f"{section}.{name}", f"{ACTOR_SECTION}.{source_name}")
         for section in (ROLLOUT_SECTION, REF_SECTION)

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from verl.config.derive import ACTOR_SECTION, count_trajectories_per_step
+from verl.config.derive import ACTOR_SECTION, compute_max_rows, count_trajectories_per_step
 from verl.config.plan import make_plan
-from verl.config.plan_notes import compute_max_rows
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKeyError, value_at_path
@@ -88,7 +87,7 @@ def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
         f"{tasks_per_mini_batch:g} tasks = {trajectories_per_mini_batch:,} trajectories, "
         f"{rows_per_mini_batch:,} rows at most",
     )
-    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
+    row_length = cfg.data.max_row_tokens
     if actor.use_dynamic_bsz:
         tokens = actor.ppo_max_token_len_per_gpu
         micro_batch_text = f"{tokens:,} tokens, or {tokens // row_length} of the longest rows"

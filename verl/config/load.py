@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config import derive
-from verl.config.compose import compose_tree, read_user_config_files
+from verl.config.compose import compose_tree, list_override_keys, read_user_config_files
 from verl.config.plugins import (
     ENVIRONMENT_PLUGINS,
     collect_all_keys,
@@ -80,14 +80,10 @@ def read_config(
     _drop_retired_keys(config_values, schema, keys_set_in_files)
     parsed_config = _parse_tree(config_values, schema)
     parsed_config.problems = [*problems, *parsed_config.problems]
-    keys_set_by_user = [*_list_override_keys(overrides), *keys_set_in_files]
+    keys_set_by_user = [*list_override_keys(overrides), *keys_set_in_files]
     for plugin in ENVIRONMENT_PLUGINS:
         parsed_config.unused_keys += plugin.check_set_keys(config_values, keys_set_by_user)
     return parsed_config
-
-
-def _list_override_keys(overrides: Sequence[str]) -> list[str]:
-    return [override.lstrip("+").partition("=")[0] for override in overrides]
 
 
 def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
@@ -110,7 +106,7 @@ def _should_disable_cold_start(
 
     The cold start would write the missing policy of the config file to the path in ``overrides``.
     """
-    keys = _list_override_keys(overrides)
+    keys = list_override_keys(overrides)
     sets_cold_start = any(_is_at_or_below(key, "cold_start") for key in keys)
     is_cold_start_enabled = OmegaConf.select(tree, "cold_start.enable")
     if POLICY_PATH_KEY not in keys or sets_cold_start or not is_cold_start_enabled:

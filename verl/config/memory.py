@@ -19,7 +19,12 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl.config.derive import count_engines, engines_have_separate_gpus, resolve_weight_transfer
+from verl.config.derive import (
+    count_engines,
+    count_max_engines_per_node,
+    engines_have_separate_gpus,
+    resolve_weight_transfer,
+)
 from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import FSDPConfig
@@ -192,29 +197,71 @@ def _estimate_awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: 
     return _estimate_engine_weight_bytes(cfg, parameters) + rollout.kv_cache_gb * GIB
 
 
-def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
+def estimate_gpu_node_bytes(
+    cfg: PPOConfig, size: PolicySize, sends_adapter: bool = False
+) -> float | None:
     """Return a lower bound of the peak host memory of a node of a GPU run, in bytes.
 
-    The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
-    through the object store: rank 0 gathers a copy, casts it and stores it. Saving: every rank
-    copies its shards. None for an unknown size.
+    The peak is the largest of three phases. Loading: rank 0 reads the whole model, and sleeping
+    engines may keep their weights. Weight sync through the object store: rank 0 gathers a copy,
+    casts it and stores it. Saving: every rank copies its shards, also those in host memory.
+
+    ``sends_adapter`` states that a weight sync sends only the LoRA adapter. None for an unknown
+    size.
     """
-    if size.parameters is None:
+    parameters = size.parameters
+    if parameters is None:
         return None
-    loading_bytes = size.parameters * WEIGHT_BYTES_PER_PARAMETER
+    loading_bytes = parameters * WEIGHT_BYTES_PER_PARAMETER
     rollout = cfg.actor_rollout_ref.rollout
-    engine_weight_bytes = size.parameters * BYTES_PER_VALUE[rollout.dtype]
+    engine_weight_bytes = parameters * BYTES_PER_VALUE[rollout.dtype]
+    if sends_adapter and can_engines_sleep(cfg):
+        loading_bytes += count_max_engines_per_node(cfg, "cuda") * engine_weight_bytes
     # Three copies of the weights: gathered (float32), cast, and in the object store.
     uses_object_store = resolve_weight_transfer(cfg, "cuda") == "store"
-    sync_bytes = loading_bytes + 2 * engine_weight_bytes if uses_object_store else 0
+    sync_bytes = 0
+    if uses_object_store:
+        sync_bytes = parameters * WEIGHT_BYTES_PER_PARAMETER + 2 * engine_weight_bytes
     # A checkpoint has one copy of the policy, whose shards are distributed over some nodes.
     num_ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     num_nodes = -(-num_ranks // cfg.trainer.n_gpus_per_node)
-    checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / num_nodes
+    checkpoint_bytes = parameters * _count_checkpoint_bytes_per_parameter(cfg) / num_nodes
+    saving_bytes = checkpoint_bytes + parameters * _count_offloaded_bytes_per_parameter(cfg)
     # An asynchronous save continues during the weight sync of the next training step.
     if cfg.trainer.async_save:
-        return max(loading_bytes, sync_bytes + checkpoint_bytes)
-    return max(loading_bytes, sync_bytes, checkpoint_bytes)
+        sync_bytes += checkpoint_bytes
+    return max(loading_bytes, sync_bytes, saving_bytes)
+
+
+def can_engines_sleep(cfg: PPOConfig) -> bool:
+    """Return True if the engines of a run on GPUs free their memory during training."""
+    has_separate_gpus = engines_have_separate_gpus(cfg, "cuda")
+    rollout = cfg.actor_rollout_ref.rollout
+    return (
+        rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off" and not has_separate_gpus
+    )
+
+
+def _count_offloaded_bytes_per_parameter(cfg: PPOConfig) -> float:
+    """Return the host memory of a node for offloaded models between updates, per parameter."""
+    policy_config = cfg.actor_rollout_ref
+    trained_models = [(policy_config.actor.fsdp_config, policy_config.model.lora_rank)]
+    if cfg.critic.enable:
+        trained_models.append((cfg.critic.model.fsdp_config, cfg.critic.model.lora_rank))
+    copies = []  # for each offloaded part of a model: its placement, and its bytes per parameter
+    for fsdp, lora_rank in trained_models:
+        if fsdp.param_offload or fsdp.offload_policy:
+            copies.append((fsdp, WEIGHT_BYTES_PER_PARAMETER))
+        # The moments of LoRA adapters are small, so they are not counted.
+        if not lora_rank and (fsdp.optimizer_offload or fsdp.offload_policy):
+            copies.append((fsdp, IDLE_TRAINING_BYTES_PER_PARAMETER - WEIGHT_BYTES_PER_PARAMETER))
+    ref_fsdp = policy_config.ref.fsdp_config
+    if has_reference_copy(cfg) and (ref_fsdp.param_offload or ref_fsdp.offload_policy):
+        copies.append((ref_fsdp, WEIGHT_BYTES_PER_PARAMETER))
+    ranks_per_node = cfg.trainer.n_gpus_per_node
+    return sum(
+        num_bytes * ranks_per_node / _count_ranks_per_copy(cfg, fsdp) for fsdp, num_bytes in copies
+    )
 
 
 def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
@@ -242,7 +289,7 @@ def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, max_rows: int) ->
     It holds the trajectories of a step (of two if rollouts overlap with updates), the rows that are
     sent to the ranks, and possibly the weights. Trajectories of validations are not counted.
     """
-    step_tokens = max_rows * (cfg.data.max_prompt_length + cfg.data.max_response_length)
+    step_tokens = max_rows * cfg.data.max_row_tokens
     num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2
     store_bytes = step_tokens * (num_rollouts * TRAJECTORY_BYTES_PER_TOKEN + ROW_BYTES_PER_TOKEN)
     if resolve_weight_transfer(cfg, guess_device(cfg.trainer.device)) == "store":
@@ -265,8 +312,7 @@ def count_micro_batch_tokens(cfg: PPOConfig) -> int:
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
         return actor.ppo_max_token_len_per_gpu
-    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
-    tokens = row_length * (actor.ppo_micro_batch_size_per_gpu or 1)
+    tokens = cfg.data.max_row_tokens * (actor.ppo_micro_batch_size_per_gpu or 1)
     return -(-tokens // actor.ulysses_sequence_parallel_size)
 
 
@@ -287,17 +333,22 @@ def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
 
 
 def find_memory_problems(
-    cfg: PPOConfig, size: PolicySize, device_gb: float | None, host_gb: float | None
+    cfg: PPOConfig,
+    size: PolicySize,
+    device_gb: float | None,
+    host_gb: float | None,
+    sends_adapter: bool = False,
 ) -> Iterator[Problem]:
     """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
     ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
-    Also yield a message if the attention heads cannot be divided evenly among an engine's devices.
+    ``sends_adapter`` is that of ``estimate_gpu_node_bytes``. Also yield a message if the attention
+    heads cannot be divided evenly among an engine's devices.
     """
     yield from _find_attention_head_problems(cfg, size)
     if device_gb is not None:
         yield from _find_device_problems(cfg, size, device_gb * GIB)
-    host_bytes = estimate_gpu_node_bytes(cfg, size)
+    host_bytes = estimate_gpu_node_bytes(cfg, size, sends_adapter)
     if host_gb is not None and host_bytes is not None and host_bytes > host_gb * GIB:
         memory_text = _format_gib(host_bytes, host_gb * GIB)
         fix = "fewer ranks or engines on a node, or a smaller policy"
@@ -331,8 +382,7 @@ def _find_device_problems(
     has_separate_gpus = engines_have_separate_gpus(cfg, "cuda")
     needed_update_bytes = estimate_update_bytes(cfg, size) or 0.0
     # An engine that does not sleep keeps its memory while the policy is updated.
-    does_engine_sleep = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
-    if not does_engine_sleep and not has_separate_gpus:
+    if not can_engines_sleep(cfg) and not has_separate_gpus:
         needed_update_bytes += _estimate_awake_engine_bytes(cfg, parameters, device_bytes)
     if needed_update_bytes > device_bytes:
         memory_text = _format_gib(needed_update_bytes, device_bytes)

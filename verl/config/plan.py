@@ -10,14 +10,11 @@ from typing import Any
 
 from verl.config import derive, memory
 from verl.config.adapter_files import find_resumed_adapter
-from verl.config.cold_start import (
-    build_cold_start_config,
-    get_cold_start_config_name,
-    is_policy_missing,
-)
+from verl.config.checkpoint_paths import find_checkpoint_to_resume, get_step_of_checkpoint
+from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
-from verl.config.plan_notes import compute_max_rows, iterate_plan_notes
+from verl.config.plan_notes import iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.problems import build_conflict
 from verl.config.schema import PPOConfig, SFTConfig
@@ -85,6 +82,7 @@ class Plan:
         self.facts = facts
         self.run_name = f"{trainer.project_name}/{trainer.experiment_name}"
         self.run_dir = trainer.default_local_dir
+        self.resumed_checkpoint = find_checkpoint_to_resume(trainer)
         self.ranks = trainer.n_gpus_per_node * trainer.nnodes
         cores_per_rank = facts.cores // trainer.n_gpus_per_node
         self.threads_per_rank = trainer.num_threads or max(1, cores_per_rank)
@@ -97,7 +95,7 @@ class Plan:
         yield from self._iterate_workload_lines()
         available_gb = self.facts.memory_gb
         yield "memory", _format_memory(self.memory_gb, available_gb, self.device_memory_gb)
-        yield "run directory", self.run_dir
+        yield "run directory", self._describe_run_directory()
         yield "checkpoints", self._describe_checkpoints()
 
     def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
@@ -119,6 +117,15 @@ class Plan:
 
     def _describe_checkpoints(self) -> str:
         raise NotImplementedError
+
+    def _describe_run_directory(self) -> str:
+        checkpoint = self.resumed_checkpoint
+        if checkpoint is None:
+            return self.run_dir
+        text = f"{self.run_dir}; the run continues from {checkpoint}"
+        last_step = self.training_steps
+        is_finished = last_step is not None and get_step_of_checkpoint(checkpoint) >= last_step
+        return f"{text}: nothing is left to train" if is_finished else text
 
     def _find_device_problems(self) -> list[Problem]:
         return []
@@ -166,6 +173,8 @@ class PPOPlan(Plan):
         env = cfg.env
         actor = cfg.actor_rollout_ref.actor
         self.is_evaluation = cfg.trainer.val_only or bool(facts.audit_text)
+        if self.is_evaluation:
+            self.resumed_checkpoint = None  # the line "policy" names it
         run_kind = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
         self.title = (
             f"{self.run_name}: {'audit' if facts.audit_text else run_kind} on {env.env_name}"
@@ -176,7 +185,7 @@ class PPOPlan(Plan):
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
         self.trajectories = derive.count_trajectories_per_step(cfg)
         self.max_turns = self.trajectories * env.max_steps
-        self.max_rows = compute_max_rows(cfg)
+        self.max_rows = derive.compute_max_rows(cfg)
         self.max_extra_tokens_by_purpose = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
@@ -192,7 +201,9 @@ class PPOPlan(Plan):
         if facts.device == "cpu":
             self.memory_gb = _bytes_to_gib(memory.estimate_cpu_node_bytes(cfg, facts))
         else:
-            self.memory_gb = _bytes_to_gib(memory.estimate_gpu_node_bytes(cfg, facts))
+            sends_adapter = facts.lora_sync == "adapter"
+            node_bytes = memory.estimate_gpu_node_bytes(cfg, facts, sends_adapter)
+            self.memory_gb = _bytes_to_gib(node_bytes)
             self.device_memory_gb = _bytes_to_gib(memory.estimate_update_bytes(cfg, facts))
 
     def _count_training_steps(self) -> int | None:
@@ -258,7 +269,11 @@ class PPOPlan(Plan):
         if cfg.env.compact.enable:
             limit = cfg.env.compact.max_summary_tokens
             note += f"; a full row ends with a summary of at most {limit} tokens for the next row"
-        yield "history", f"{cfg.env.history}: {HISTORY_TEXTS[cfg.env.history]}{note}"
+        default_history = type(cfg.env).model_fields["history"].default
+        source = "the default of env.history"
+        if cfg.env.history != default_history:
+            source = f"set by env.history; default: {default_history}"
+        yield "history", f"{cfg.env.history} ({source}): {HISTORY_TEXTS[cfg.env.history]}{note}"
         if self.facts.lora_sync:
             yield "LoRA", self._describe_lora()
         if device != "cpu":
@@ -288,7 +303,7 @@ class PPOPlan(Plan):
             "one step",
             f"{tasks_text} = {trajectories_text}, {self.max_turns:,} turns at most",
         )
-        row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
+        row_tokens = cfg.data.max_row_tokens
         yield "rows", f"{self.max_rows:,} at most, {row_tokens:,} tokens each at most"
         max_tokens = self.max_turns * cfg.env.max_turn_tokens
         if cfg.env.compact.enable:
@@ -322,7 +337,7 @@ class PPOPlan(Plan):
         branch_cost = ""
         if self.max_extra_tokens_by_purpose:
             # An alternative thought starts on average in the middle of its row.
-            tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
+            tokens = cfg.data.max_row_tokens // 2
             branch_cost = f", and about {tokens:,} tokens of its row again for each alternative"
         max_row_tokens = cfg.actor_rollout_ref.rollout.max_model_len
         kernel_name = cfg.actor_rollout_ref.model.attn_implementation
@@ -392,10 +407,13 @@ class PPOPlan(Plan):
 
     def _find_device_problems(self) -> list[Problem]:
         # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
-        cluster_address = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-        host_gb = None if cluster_address else self.facts.memory_gb
+        host_gb = None if self.cfg.ray_init.cluster_address else self.facts.memory_gb
         device_gb = self.facts.device_memory_gb
-        return list(memory.find_memory_problems(self.cfg, self.facts, device_gb, host_gb))
+        sends_adapter = self.facts.lora_sync == "adapter"
+        problems = memory.find_memory_problems(
+            self.cfg, self.facts, device_gb, host_gb, sends_adapter
+        )
+        return list(problems)
 
 
 class SFTPlan(Plan):
@@ -457,7 +475,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     # The size stays unknown if a file or the config of the cold start is invalid. Checks report it.
     expected_errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     with contextlib.suppress(*expected_errors):
-        if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
+        if isinstance(cfg, PPOConfig) and derive.is_policy_missing(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)
             policy_size = _find_policy_size(build_cold_start_config(cfg))
         else:

@@ -12,20 +12,6 @@ KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy v
 RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.temperature=1.0"
 
 
-def compute_max_rows(cfg: PPOConfig) -> int:
-    """Return the largest number of rows (token sequences to train on) of a training step.
-
-    With ``env.history=append`` a trajectory is one row, otherwise it has at most one row per turn.
-    With ``env.compact`` the policy may write a summary before every turn except the first. This
-    turn then begins a new row. With ``env.history=chat`` the summary may be another row.
-    """
-    trajectories = derive.count_trajectories_per_step(cfg)
-    if cfg.env.history == "append" and not cfg.env.compact.enable:
-        return trajectories
-    has_summary_rows = cfg.env.history == "chat" and cfg.env.compact.enable
-    return trajectories * (cfg.env.max_steps + (cfg.env.max_steps - 1) * has_summary_rows)
-
-
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     """Yield notes for the printed plan of a run with ``tasks`` training tasks (None if unknown).
 
@@ -52,7 +38,7 @@ def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str
 
 def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     actor = cfg.actor_rollout_ref.actor
-    max_rows = compute_max_rows(cfg)
+    max_rows = derive.compute_max_rows(cfg)
     mini_batch_size = actor.ppo_mini_batch_size
     row_steps = -(-max_rows // mini_batch_size)
     derived_count = derive.count_mini_batches(cfg, mini_batch_size)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from verl.config.compose import read_user_config_files
+from verl.config.compose import list_override_keys, read_user_config_files
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Key, Section
@@ -87,11 +87,10 @@ def refuse_code_in_run_directory(
     Keys in ``overrides`` are allowed. A run directory is recognised by its files, unless
     ``is_run_directory`` already says so.
     """
-    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     for file, content in read_user_config_files(name, config_path).items():
         if is_run_directory or any(
             file.with_name(entry_name).exists() for entry_name in _RUN_DIRECTORY_ENTRIES
         ):
             refuse_code_in_stored_config(
-                content, f"config {str(file)!r}", override_keys, schema=schema
+                content, f"config {str(file)!r}", list_override_keys(overrides), schema=schema
             )

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from verl.config.checks import batch_sizes, hardware_and_paths, losses, models, no_effect
+from verl.config.checks import batch_sizes, losses, models, no_effect, run_and_env
+from verl.config.devices import check_devices
 from verl.config.load import guess_device
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
@@ -32,16 +33,16 @@ PPO_CHECKS: tuple[Check, ...] = (
     losses.check_gdpo,
     batch_sizes.check_sampling,
     batch_sizes.check_greedy_validation_samples,
-    hardware_and_paths.check_devices,
-    hardware_and_paths.check_env,
-    hardware_and_paths.check_ray_resources,
-    hardware_and_paths.check_run_settings,
+    check_devices,
+    run_and_env.check_env,
+    run_and_env.check_ray_resources,
+    run_and_env.check_run_settings,
 )
 SFT_CHECKS: tuple[Check, ...] = (
     no_effect.refuse_keys_without_effect,
     models.check_sft,
-    hardware_and_paths.check_env,
-    hardware_and_paths.check_run_settings,
+    run_and_env.check_env,
+    run_and_env.check_run_settings,
 )
 
 

@@ -28,13 +28,13 @@ TOKENIZER_FILES = (
     "vocab.*",
     "merges.txt",
     "added_tokens.json",
-    "chat_template.jinja",
+    "chat_template.*",
     "additional_chat_templates/*.jinja",
     "*.model",  # SentencePiece
     "*.tiktoken",
     "tokenization_*.py",
     "generation_config.json",
-    "preprocessor_config.json",
+    "*processor_config.json",
 )
 
 
@@ -162,6 +162,8 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
     config = copy.deepcopy(lm.config)
     config._attn_implementation = "sdpa"  # other programs do not know packed attention
     config.use_cache = True
+    # The config of a text model in a model for images and text names no class. vLLM needs the name.
+    config.architectures = config.architectures or [type(lm).__name__]
     config.save_pretrained(directory)
     if lm.generation_config is not None:
         # ``save_pretrained`` would refuse values that transformers loads with a warning only.

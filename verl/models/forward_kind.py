@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from verl.models.backbone import attention_window, compute_packed_hidden
 from verl.models.packed_attention import PACKED_ATTENTION
 from verl.models.packed_layout import PackedLayout, layout_of_rows
-from verl.names import MAX_PADDING
+from verl.names import MAX_PADDING, PrefixTree
 from verl.records import BranchRequest
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -150,6 +150,28 @@ class PackedForward:
 
 
 ForwardKind = PackedForward | RowWiseForward
+
+
+@dataclass(frozen=True)
+class ForwardSettings:
+    """Kind of a model's forward passes, and the merging of rows that share prefixes.
+
+    They determine how many tokens the model computes for given rows. ``prefix_tree`` is the config
+    key, or False for row-wise passes. Row-wise passes compute each row separately.
+    """
+
+    kind: ForwardKind = PackedForward("")
+    prefix_tree: PrefixTree = False
+
+    def resolve_prefix_tree(self, longest: int) -> PrefixTree:
+        """Return ``prefix_tree``, or False if rows of ``longest`` tokens cannot be merged."""
+        if not isinstance(self.kind, PackedForward):
+            return False
+        limit = self.kind.max_row_tokens
+        return self.prefix_tree if limit is None or longest <= limit else False
+
+
+PACKED_SETTINGS = ForwardSettings()  # packed passes of rows of any length that are not merged
 
 
 def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import load_adapter
 from verl.models.architecture import choose_forward_kind, is_packable
+from verl.models.auto_class import choose_auto_class
 from verl.models.config_values import replace_config_values
 from verl.models.forward_kind import PackedForward, RowWiseForward, set_forward_kind
 from verl.models.lora import add_lora
@@ -168,10 +169,8 @@ def load_causal_lm(
 
 def build_meta_model(config: "PreTrainedConfig", trust_remote_code: bool) -> "PreTrainedModel":
     """Return the model of ``config`` on ``meta``, without weights."""
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return choose_auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
 
 
 def predict_packing_support(
@@ -208,8 +207,6 @@ def _build_model(
     attention_implementation: str | None,
 ) -> "PreTrainedModel":
     """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None."""
-    from transformers import AutoModelForCausalLM
-
     model_options = {
         "dtype": dtype,
         "attn_implementation": attention_implementation,
@@ -217,7 +214,7 @@ def _build_model(
     }
     if directory is None:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, **model_options)
+            return choose_auto_class(config).from_config(config, **model_options)
     return load_weights(directory, purpose, config=config, **model_options)
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 
+from verl.models.auto_class import choose_auto_class
+
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
@@ -52,6 +54,7 @@ def check_weights(
 ) -> None:
     """Raise ``UnusableWeightsError`` unless ``directory`` has the weights of ``config``.
 
+    Raise ``UnsupportedArchitectureError`` if transformers has no class of a language model for it.
     No model is loaded. The error message starts with ``setting`` (``key=value``). With
     ``should_check_values=False`` only the headers of the files are read.
     """
@@ -59,6 +62,8 @@ def check_weights(
     setting = setting or f"model path={str(directory)!r}"
     files = check_weight_files(directory, setting)
     options = {"config": config, "trust_remote_code": trust_remote_code}
+    if purpose != "reward":
+        choose_auto_class(config)  # raises an error for a model of another kind
     try:
         model, loading_info = _from_pretrained(directory, purpose, device_map="meta", **options)
     except Exception as error:  # invalid values of config.json raise errors of many types
@@ -85,6 +90,7 @@ def load_weights(
 ) -> Any:  # the type depends on the auto class of transformers
     """Load the model in ``directory`` by transformers, with the keyword arguments ``options``.
 
+    They must include ``config``, except for a reward model.
     Raises ``UnusableWeightsError`` if a tensor is missing, unexpected, of a wrong shape or not
     finite.
     """
@@ -112,10 +118,11 @@ def _from_pretrained(
     directory: str | Path, purpose: WeightPurpose, **options: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Load the model by an auto class; return it and the loading report of transformers."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
-    is_reward = purpose == "reward"
-    auto_class: Any = AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
+    auto_class: Any = AutoModelForSequenceClassification
+    if purpose != "reward":
+        auto_class = choose_auto_class(options["config"])
     # local_files_only, because files of the hub were downloaded before the workers started.
     with quiet_transformers(show_warnings=False):
         return auto_class.from_pretrained(

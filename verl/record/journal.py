@@ -121,6 +121,16 @@ class Journal:
             if report_file is not None:
                 logger.info("report: %s", report_file)
 
+    def close(self) -> None:
+        """Finish a run that ends early. Log an error instead of raising it.
+
+        The caller has an exception already, and an error raised here would replace it.
+        """
+        try:
+            self.finish_run()
+        except Exception as error:  # for example a full disk, or the process of the rows has ended
+            logger.warning("the last records could not be written: %s", error)
+
     def _write_step(self, trackers: Tracking, step: int, metrics: Mapping[str, float]) -> None:
         trackers.log(metrics, step)
         # Write the report only after a validation: it reads the metrics of all earlier steps.

@@ -17,7 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from verl.config.compose import expand_sweep, list_config_names, quote_override
+from verl.config.compose import (
+    expand_sweep,
+    list_config_names,
+    list_override_keys,
+    quote_override,
+)
 from verl.config.devices import Machine, apply_machine, parse_machine
 from verl.config.explain import explain_key
 from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
@@ -202,7 +207,7 @@ def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine |
 
 
 def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Iterator[Problem]:
-    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    override_keys = list_override_keys(overrides)
     for key in find_masked_keys(to_dict(parsed.config)):
         if key not in override_keys:
             # Write no colon after the key: the word after "KEY:" would be masked as a secret.
@@ -222,9 +227,7 @@ def _read_multirun_configs(
     config_name: str, args: argparse.Namespace, schema: Schema
 ) -> list[ParsedConfig]:
     """Return the configs of a multirun, each with a different experiment name and run directory."""
-    has_experiment_name = any(
-        override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
-    )
+    has_experiment_name = "trainer.experiment_name" in list_override_keys(args.overrides)
     parsed_configs = []
     experiment_names: list[str] = []
     for job in expand_sweep(args.overrides):

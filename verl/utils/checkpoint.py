@@ -26,15 +26,12 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-import psutil
 
 from verl.config.checkpoint_paths import find_step_directories
 from verl.config.settings import ConfigError
@@ -44,7 +41,8 @@ from verl.records import WrittenFiles
 from verl.utils.files import (
     add_path_to_errors,
     flush_to_disk,
-    make_temporary_directory,
+    make_partial_directory,
+    remove_abandoned_directories,
     rename_with_number,
     set_permissions_and_flush,
 )
@@ -55,7 +53,6 @@ STATE_FILE = "state.json"
 MANIFEST_FORMAT = 2  # version of the manifest's format
 MANIFEST_DIGEST = "sha256"  # key of the digest of all other entries of the manifest
 PARTIAL_PREFIX = ".partial-"
-MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories of all processes are removed
 VISIBILITY_TIMEOUT_S = 90.0  # until files of other nodes are visible (file systems cache 60 s)
 POLL_S = 0.5  # time between two checks if files are visible
 CLOSE_TIMEOUT_S = 60.0  # maximum time to wait for a running save when the run ends early
@@ -94,10 +91,7 @@ class CheckpointManager:
         encoded_state = json.dumps(state, indent=1)
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
-        for path in self.root.glob(f"{PARTIAL_PREFIX}*"):
-            if _is_abandoned_partial_dir(path):
-                logger.info("removing %s of a save that did not finish", path)
-                shutil.rmtree(path, ignore_errors=True)
+        remove_abandoned_directories(self.root, PARTIAL_PREFIX)
         partial_dir = self._make_partial_dir()
         try:
             files_or_wait_function = writer(partial_dir)
@@ -246,8 +240,7 @@ class CheckpointManager:
             os.listdir(directory)  # makes a network file system refresh its cache
 
     def _make_partial_dir(self) -> Path:
-        host_and_pid = f"{socket.gethostname()}-{os.getpid()}"
-        return make_temporary_directory(self.root, f"{PARTIAL_PREFIX}{host_and_pid}-")
+        return make_partial_directory(self.root, PARTIAL_PREFIX)
 
     def _remove_old_checkpoints(self, saved_step: int) -> None:
         """Remove complete checkpoints except the newest ``max_to_keep``.
@@ -333,17 +326,6 @@ def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tup
                 is_visible = False
             if not is_visible:
                 yield rank_files.writer, path
-
-
-def _is_abandoned_partial_dir(path: Path) -> bool:
-    name_match = re.fullmatch(rf"{re.escape(PARTIAL_PREFIX)}(.+)-(\d+)-[^-]+", path.name)
-    if time.time() - path.stat().st_mtime > MAX_PARTIAL_AGE_S:
-        return True
-    if name_match is None or name_match[1] != socket.gethostname():
-        return False
-    pid = int(name_match[2])
-    # Saves of a process do not overlap, so a directory of this process is from an earlier save.
-    return pid == os.getpid() or not psutil.pid_exists(pid)
 
 
 # ---- manifest ----------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Exit statuses of commands: 2 and a message after a user's mistake, 128 + n after signal n."""
 
+import _thread
 import argparse
 import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
@@ -20,8 +22,12 @@ from verl.config.yaml_files import YamlLimitError, parse_yaml
 from verl.utils.logging import escape_control_characters
 
 MISTAKE_STATUS = 2  # exit status of a user's mistake
-INTERRUPTED_STATUS = 130  # exit status after Ctrl-C
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The same signal within these seconds is the first one again: a scheduler or a terminal sends it to
+# all processes, and a parent process then forwards it.
+REPEAT_S = 1.0
+RESEND_S = 0.05  # seconds until a signal that could not interrupt the main thread is sent again
+MAX_RESENDS = 20  # per signal; then the main thread is interrupted in any case
 
 
 class UsageError(UserError):
@@ -34,21 +40,20 @@ def run_and_report_mistakes(
     """Call ``main(*args)`` and return the exit status.
 
     After a user's mistake the message is written to standard error, and the status is
-    ``MISTAKE_STATUS``. After Ctrl-C the status is ``INTERRUPTED_STATUS``. Mistakes are
-    ``UserError``, ``ConfigError`` and ``SystemExit`` with a message. With ``catches_os_errors``,
-    an ``OSError`` that has a file name or no ``errno`` is also a mistake.
+    ``MISTAKE_STATUS``. Mistakes are ``UserError``, ``ConfigError`` and ``SystemExit`` with a
+    message. With ``catches_os_errors``, an ``OSError`` that has a file name or no ``errno`` is also
+    a mistake. After a signal the status is that of ``InterruptOnSignal``.
     """
     # Paths may have characters that the encoding of the locale lacks.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _require_working_directory()
-        return main(*args) or 0
+        with InterruptOnSignal() as interruption:
+            return main(*args) or 0
+        return interruption.exit_status
     except (UserError, ConfigError) as error:
         message = str(error)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return INTERRUPTED_STATUS
     except SystemExit as error:
         if not isinstance(error.code, str):
             raise
@@ -73,7 +78,7 @@ def _require_working_directory() -> None:
 class InterruptOnSignal:
     """Context manager that raises ``KeyboardInterrupt`` at a signal of ``SIGNALS`` and catches it.
 
-    A second SIGTERM or SIGINT ends the process::
+    A second SIGTERM or SIGINT ends the process, unless it repeats the first within ``REPEAT_S``::
 
         with InterruptOnSignal() as interruption:
             train()                    # raises KeyboardInterrupt at the signal
@@ -84,10 +89,17 @@ class InterruptOnSignal:
     The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
     handler while it waits. In a thread other than the main thread, the context manager has no
     effect, because Python handles signals only in the main thread.
+
+    Two kinds of code cannot be interrupted: the module ``logging``, which would not release its
+    locks, and functions whose exceptions Python ignores (``__del__``). Then the signal is sent
+    again.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._signal_time = 0.0
+        self._num_resends = 0
+        self._previous_hook = sys.unraisablehook
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     @property
@@ -103,27 +115,62 @@ class InterruptOnSignal:
                 if signal_number != signal.SIGHUP
                 or signal.getsignal(signal_number) != signal.SIG_IGN
             }
+            self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._handle_ignored_error
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *error: object) -> bool:
         for signal_number, handler in self._previous_handlers.items():
             signal.signal(signal_number, handler)
+        if self._previous_handlers:
+            sys.unraisablehook = self._previous_hook
         # Catch a KeyboardInterrupt only if _handle_signal raised it.
         return exception_type is KeyboardInterrupt and self.signal is not None
 
-    def _handle_signal(self, signal_number: int, _frame: FrameType | None) -> None:
+    def _handle_ignored_error(self, error: "sys.UnraisableHookArgs") -> None:
+        self._previous_hook(error)
+        if error.exc_type is KeyboardInterrupt and self.signal is not None:
+            signal_number, self.signal = self.signal, None
+            _send_again(signal_number)
+
+    def _handle_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        # A fork calls functions of logging too, and ignores their exceptions.
+        if self._num_resends < MAX_RESENDS and _is_in_logging(frame):
+            self._num_resends += 1
+            _send_again(signal_number)
+            return
         # Exit at the second signal: the cleanup after the first one hangs or takes too long.
         signal_name = signal.Signals(signal_number).name
         if self.signal is not None:
-            if signal_number == signal.SIGHUP:  # a closed terminal may send it twice
+            seconds_since_first = time.monotonic() - self._signal_time
+            is_repeated = signal_number == self.signal and seconds_since_first < REPEAT_S
+            if is_repeated or signal_number == signal.SIGHUP:  # a closed terminal may send it twice
                 return
             _write_to_stderr(f"{signal_name}: ended at the second signal, without cleanup\n")
             os._exit(128 + signal_number)
         self.signal = signal.Signals(signal_number)
+        self._signal_time = time.monotonic()
         _write_to_stderr(
             f"{signal_name}: the command ends; a second signal ends it at once, without cleanup\n"
         )
         raise KeyboardInterrupt
+
+
+def _is_in_logging(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_globals.get("__name__") != "logging":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _send_again(signal_number: int) -> None:
+    """Send the signal to the main thread after ``RESEND_S``."""
+
+    def send() -> None:
+        time.sleep(RESEND_S)
+        signal.pthread_kill(main_thread_id, signal_number)
+
+    main_thread_id = threading.get_ident()
+    # Unlike threading.Thread, this function needs no lock that the interrupted code may hold.
+    _thread.start_new_thread(send, ())
 
 
 def _write_to_stderr(text: str) -> None:

@@ -1,11 +1,14 @@
-"""Child process that kills the driver when its heartbeats stop.
+"""Child process that kills the driver when its heartbeats stop, and reports its sudden end.
 
 The watchdog is a thread of the driver. It cannot act if the driver is stopped (SIGSTOP), or if
 native code holds the GIL. Therefore this separate process watches the driver.
 
     watchdog ──one byte per second──▶ guard: without a byte for timeout_s, send SIGUSR1 (the driver
                                       writes its stacks), then SIGKILL
-    driver ends ──end of the pipe───▶ guard ends
+    driver ends ──end of the pipe───▶ guard writes that the driver ended without cleanup, and ends
+
+The driver cannot report its end if the kernel kills it. Ray's native code exits the driver with
+status 1 if the local node process of Ray has ended, as after a SIGTERM to all processes.
 
 The guard process imports none of this project's packages.
 """
@@ -40,17 +43,26 @@ class DriverGuard:
 
     def close(self) -> None:
         """End the guard process. This process is not killed."""
-        self._pipe.close()
-        self._process.kill()
+        self._process.kill()  # first, because the end of the pipe would be reported
         self._process.wait()
+        self._pipe.close()
 
 
 def watch_driver(driver_pid: int, timeout_s: float) -> None:
-    """Read heartbeats from standard input. Kill ``driver_pid`` after ``timeout_s`` without any."""
+    """Read heartbeats from standard input. Kill ``driver_pid`` after ``timeout_s`` without any.
+
+    If the driver ends before, write a message to standard error.
+    """
     silence_s = 0.0  # seconds since the last heartbeat
     while silence_s < timeout_s:
         readable_files, _, _ = select.select([sys.stdin.fileno()], [], [], POLL_S)
         if readable_files and not os.read(sys.stdin.fileno(), 4096):
+            with contextlib.suppress(OSError):  # a closed terminal
+                sys.stderr.write(
+                    f"the driver (process {driver_pid}) ended without cleanup, for example because "
+                    "the kernel killed it for lack of memory, or because Ray's raylet or GCS ended; "
+                    "the same command continues from the newest checkpoint if there is one\n"
+                )
             return
         # Add the seconds of waiting instead of reading a clock: Ctrl-Z also stops this process, and
         # a clock would count the time for which driver and guard are stopped.

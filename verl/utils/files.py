@@ -6,13 +6,21 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
 
 from verl.config.settings.errors import ConfigError
 
@@ -21,7 +29,15 @@ FILE_LIST_NAME = ".published.json"
 # Last line of a page that ``write_html_or_svg`` wrote.
 PAGE_SIGNATURE = "<!-- written by rlvcr, which may replace this file -->"
 MAX_HASHED_BYTES = 16 * 2**20  # larger files are compared by size only, not by content
+MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories of all hosts are removed
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
+
+logger = logging.getLogger(__name__)
+
+
+def read_yaml_table(module_file: str, name: str) -> Any:
+    """Return the content of the YAML file ``name`` in the directory of ``module_file``."""
+    return yaml.safe_load(Path(module_file).with_name(name).read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
@@ -221,7 +237,9 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     target = Path(target)
     require_replaceable_directory(target, "target", overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial_dir = make_temporary_directory(target.parent, f".{target.name[:200]}.partial-")
+    prefix = f".{target.name[:150]}.partial-"
+    remove_abandoned_directories(target.parent, prefix, keeps_this_process=True)
+    partial_dir = make_partial_directory(target.parent, prefix)
     try:
         yield partial_dir
         set_permissions_and_flush(partial_dir)
@@ -266,11 +284,40 @@ def _exchange_directories(first: Path, second: Path) -> bool:
     raise OSError(error_number, os.strerror(error_number), str(second))
 
 
-def make_temporary_directory(parent: Path, prefix: str) -> Path:
-    """Create a directory with a new name in ``parent``, with the usual permissions (umask)."""
-    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))  # only its owner can read it
-    path.chmod(0o777 & ~_read_umask())
+def make_partial_directory(parent: Path, prefix: str) -> Path:
+    """Create a directory ``<prefix><host>-<pid>-*`` in ``parent``, with the usual permissions."""
+    host_and_pid = f"{socket.gethostname()}-{os.getpid()}"
+    path = Path(tempfile.mkdtemp(prefix=f"{prefix}{host_and_pid}-", dir=parent))
+    path.chmod(0o777 & ~_read_umask())  # mkdtemp lets only the owner read it
     return path
+
+
+def remove_abandoned_directories(
+    parent: Path, prefix: str, keeps_this_process: bool = False
+) -> None:
+    """Remove directories that ``make_partial_directory`` made in processes that have ended.
+
+    Those of this process are also removed, unless other threads may use them
+    (``keeps_this_process``): an earlier process of a container has the same number.
+    """
+    for path in parent.iterdir():
+        host_and_pid = path.name.removeprefix(prefix)
+        is_current = host_and_pid.startswith(f"{socket.gethostname()}-{os.getpid()}-")
+        if host_and_pid == path.name or (is_current and keeps_this_process):
+            continue
+        if is_current or _is_abandoned(path, host_and_pid):
+            logger.info("removing %s, which was not finished", path)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(path: Path, host_and_pid: str) -> bool:
+    name_match = re.fullmatch(r"(.+)-(\d+)-[^-]+", host_and_pid)
+    if name_match is None:
+        return False  # another program made it
+    with contextlib.suppress(FileNotFoundError):  # another process has just finished it
+        if time.time() - path.stat().st_mtime > MAX_PARTIAL_AGE_S:
+            return True
+    return name_match[1] == socket.gethostname() and not psutil.pid_exists(int(name_match[2]))
 
 
 def _read_umask() -> int:

@@ -92,8 +92,12 @@ class RowEncoder:
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Append ``record`` to ``path`` as one line and flush it to the disk."""
-    with add_path_to_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(dumps(record) + "\n")
+    with add_path_to_errors(path), path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")  # end an incomplete line, which would make this line unreadable
+        file.write(f"{dumps(record)}\n".encode())
         # flush() only passes the line to the operating system. fsync() writes it to the disk.
         file.flush()
         os.fsync(file.fileno())

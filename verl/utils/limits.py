@@ -4,14 +4,23 @@ import contextlib
 import ctypes
 import resource
 import signal
+import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 # Exceptions of user-provided code that are reported as its failure. SystemExit would otherwise end
 # this process as if it were complete.
 USER_CODE_ERRORS = (Exception, SystemExit)
+# Beginnings of the file names of code that is not user-provided: "<frozen importlib._bootstrap>",
+# libraries, and the packages of this repository.
+_LIBRARY_PREFIXES = (
+    "<",
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(f"{Path(__file__).parents[2] / name}/" for name in ("verl", "agent_system", "rlvcr")),
+)
 REPEAT_S = 1.0  # seconds between interrupts, which are repeated if the code catches the first one
 
 
@@ -28,9 +37,34 @@ def describe_error(error: BaseException, to_text: Callable[[object], str] = repr
 
 
 def describe_raised_error(error: BaseException) -> str:
-    """Return ``error``, and file and line of the code that raised it, for an error message."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{describe_error(error)} in {frame.filename}, line {frame.lineno}"
+    """Return ``error``, and file and line of the code that raised it, for an error message.
+
+    User-provided code is named if there is any. The place is omitted if the message has a fix.
+    """
+    text = describe_error(error)
+    if "; fix: " in text:
+        return text
+    return text + (describe_user_line(error) or _format_line(_list_frames(error)[-1]))
+
+
+def describe_user_line(error: BaseException) -> str:
+    """Return ``" in FILE, line N"``: the last line of user-provided code that raised ``error``.
+
+    The result is empty if there is no such line. The cause of ``error`` is searched first.
+    """
+    text = describe_user_line(error.__cause__) if error.__cause__ is not None else ""
+    user_frames = [
+        frame for frame in _list_frames(error) if not frame.filename.startswith(_LIBRARY_PREFIXES)
+    ]
+    return text or (_format_line(user_frames[-1]) if user_frames else "")
+
+
+def _list_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
+
+
+def _format_line(frame: traceback.FrameSummary) -> str:
+    return f" in {frame.filename}, line {frame.lineno}"
 
 
 @contextlib.contextmanager

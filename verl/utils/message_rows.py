@@ -195,7 +195,8 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
                 num_rows += 1
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(str(path)).lstrip(",: ")
-            raise InvalidRowError(f"{source}: {why}", get_problem_code(error)) from error
+            code = get_problem_code(error, "unreadable_file")
+            raise InvalidRowError(f"{source}: {why}", code) from error
         if num_rows == 0:
             raise InvalidRowError(
                 f"{source}: has no row; allowed: a file with at least one row; "

@@ -27,10 +27,12 @@ MAX_SEARCHES = 20
 POLL_S = 0.05  # seconds between two checks if processes have ended
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends (Linux only)."""
-    # Use SIGKILL, which also ends a process that hangs in native code.
-    _call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(signal_number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel for a signal when the thread that started this process ends (Linux only).
+
+    The default, SIGKILL, also ends a process that hangs in native code.
+    """
+    _call_prctl(PR_SET_PDEATHSIG, signal_number)
 
 
 def adopt_orphans() -> None:

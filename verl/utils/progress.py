@@ -54,9 +54,12 @@ def enable_heartbeat_file() -> None:
         _heartbeat_files.append(folder / f"{os.getpid()}{HEARTBEAT_SUFFIX}")
 
 
-def find_last_heartbeat(folder: Path) -> float:
-    """Return the Unix time of the last heartbeat reported in ``folder``; 0 if there is none."""
-    return max((path.stat().st_mtime for path in folder.glob(f"*{HEARTBEAT_SUFFIX}")), default=0.0)
+def read_heartbeat_times(folder: Path) -> dict[str, float]:
+    """Return the Unix time of the last heartbeat of each child process, by its file in ``folder``.
+
+    The times may decrease if the clock of the machine is corrected.
+    """
+    return {path.name: path.stat().st_mtime for path in folder.glob(f"*{HEARTBEAT_SUFFIX}")}
 
 
 class Progress:

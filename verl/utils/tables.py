@@ -45,12 +45,9 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet  # imported here, because pyarrow is an optional dependency
-    except ImportError as error:
-        message = f"{path}: reading Parquet needs pyarrow; fix: pip install pyarrow"
-        raise UserError(message, "missing_package") from error
+    import pyarrow
+    import pyarrow.parquet  # imported here, because JSON Lines files do not need it
+
     try:
         file = pyarrow.parquet.ParquetFile(path)
         column_names = file.schema_arrow.names

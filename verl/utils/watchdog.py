@@ -38,6 +38,7 @@ from verl.utils.waits import BackgroundCall, Stopwatch, list_awaited_labels
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0  # seconds between two checks
+MAX_CHECK_GAP_S = 60.0  # maximum time between two checks that counts as time without progress
 GRACE_S = 120.0  # maximum time in which a stalled run can end with an error
 EXIT_STATUS = 1  # of a stalled process that does not end by itself
 REMOTE_STACKS_S = 60.0  # maximum time to collect the stacks of other nodes
@@ -55,7 +56,7 @@ class Watchdog:
     times ``quiet_s``. After ``stall_s`` seconds (None: never) the watchdog writes the stacks to a
     file in ``logs`` and interrupts the block. At its exit the block raises ``Stalled``. If the
     block does not end within ``GRACE_S``, the process exits with ``EXIT_STATUS``. ``clock`` returns
-    seconds.
+    seconds. ``collect_remote_stacks`` collects the stacks of other nodes into a directory.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Watchdog:
         quiet_s: float,
         stall_s: float | None,
         clock: Callable[[], float] = time.monotonic,
+        collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None,
     ) -> None:
         self._logs_folder = logs
         self._stacks_folder = logs / "stacks"
@@ -73,13 +75,13 @@ class Watchdog:
         self._stage = "start"
         self._stopwatch = Stopwatch()
         self._last_progress_state: tuple[object, ...] = ()
-        self._last_progress_time = clock()
+        self._last_progress_time = self._last_check_time = clock()
         self._next_log_after_s = quiet_s
         self._stall_message: str | None = None
         self._end_event = threading.Event()
         self._driver_guard: DriverGuard | None = None
         self._handles_sigint = False  # True if the watchdog replaced an ignored SIGINT
-        self._collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None
+        self._collect_remote_stacks = collect_remote_stacks
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
@@ -89,10 +91,6 @@ class Watchdog:
     def follow_stopwatch(self, stopwatch: Stopwatch) -> None:
         """Count changes of the stopwatch's parts as progress, and log its running part."""
         self._stopwatch = stopwatch
-
-    def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
-        """Set the function that collects the stacks of other nodes into the given directory."""
-        self._collect_remote_stacks = collect_remote_stacks
 
     def __enter__(self) -> "Watchdog":
         self._stacks_folder.mkdir(parents=True, exist_ok=True)
@@ -119,13 +117,17 @@ class Watchdog:
     def check_progress(self) -> None:
         """Check for progress once, and log or end a run without progress."""
         current_time = self._clock()
+        # Checks are rare only if this process was stopped, for example by Ctrl-Z. The run could not
+        # make progress then.
+        check_gap_s = current_time - self._last_check_time
+        self._last_progress_time += max(0.0, check_gap_s - MAX_CHECK_GAP_S)
+        self._last_check_time = current_time
         stopwatch = self._stopwatch
-        last_reported_heartbeat = progress.find_last_heartbeat(self._stacks_folder)
         progress_state = (
             self._stage,
             stopwatch.changes,
             progress.count_heartbeats(),
-            last_reported_heartbeat,
+            progress.read_heartbeat_times(self._stacks_folder),
         )
         if self._stall_message is not None:
             if current_time - self._last_progress_time >= GRACE_S:

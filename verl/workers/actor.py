@@ -18,14 +18,19 @@ from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.protocol import DataProto
-from verl.records import CHOICE_MASK, RestrictedTokenLoss, WeightFingerprints
+from verl.records import WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.weight_arrays import as_array, compute_fingerprint
 from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.collectives import broadcast_text, get_rank, sum_over_ranks
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
-from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominators
+from verl.workers.policy_loss import (
+    Denominators,
+    PolicyLoss,
+    compute_denominators,
+    create_policy_loss,
+)
 from verl.workers.rows import MicroBatchLimits, Rows, choose_micro_batch_limits
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import StepOutcome, optimizer_step, prefix_tree_metrics
@@ -145,8 +150,9 @@ class ActorWorker(TrainingWorker):
         gives them a gradient. If a mini-batch has only such rows, the learning rate schedule
         advances but the weights do not change. Steps with a non-finite gradient are skipped.
         """
-        take_step = partial(self._take_step, self._create_policy_loss(data))
-        metrics = self._run_update("actor", self.config.actor, data, take_step)
+        section = self.config.actor
+        loss = create_policy_loss(section, data, self.device_name)
+        metrics = self._run_update("actor", section, data, partial(self._take_step, loss))
         metrics |= prefix_tree_metrics("log_prob", self._scoring_forward_size)
         self._scoring_forward_size = ForwardSize()
         return DataProto(meta_info={"metrics": metrics})
@@ -172,16 +178,6 @@ class ActorWorker(TrainingWorker):
         return optimizer_step(
             self.train_engine, rows, rows_to_compute, section, compute_loss, loss.metrics
         )
-
-    def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
-        # ``RestrictedTokenLoss`` lists the tokens allowed at some positions, such as level digits.
-        # The column CHOICE_MASK marks these positions. Without it, ``RestrictedTokenLoss`` has no
-        # effect.
-        has_restricted_tokens = CHOICE_MASK in data.tensor_keys()
-        restricted_loss: RestrictedTokenLoss | None = (
-            data.meta_info.get("choice") if has_restricted_tokens else None
-        )
-        return PolicyLoss(self.config.actor, restricted_loss, self.device_name)
 
     def _compute_micro_batch_loss(
         self,
@@ -281,9 +277,9 @@ class ActorWorker(TrainingWorker):
         """
         return self._sent_fingerprints
 
-    def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
+    def _collect_hf_weights(self, lora_scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = gather_full_weights(self.train_engine)
-        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied_names)
+        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, lora_scales, self.tied_names)
 
     def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"

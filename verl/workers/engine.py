@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.forward_kind import (
+    ForwardSettings,
     PackedForward,
     RowWiseForward,
     decode_forward_kind,
@@ -103,6 +104,10 @@ class TrainEngine:
         prefix_tree: PrefixTree = False,
     ) -> None:
         self.device = resolve_device(device)
+        if self.device == "cuda":
+            # cuDNN prepares a kernel for each new shape, and packed rows have new shapes in almost
+            # every call. The import of vLLM, which some weight transports need, disables it too.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         init_distributed(self.device)
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}; allowed for training: float32 and bfloat16")
@@ -169,12 +174,10 @@ class TrainEngine:
             sharded_modules.append(sharded_module)
         return sharded_modules
 
-    def can_merge_rows(self, longest: int) -> bool:
-        """Return True if rows of up to ``longest`` tokens may be merged into a prefix tree."""
-        forward_kind = self.module.forward_kind
-        if not self.prefix_tree or not isinstance(forward_kind, PackedForward):
-            return False
-        return forward_kind.max_row_tokens is None or longest <= forward_kind.max_row_tokens
+    @property
+    def forward_settings(self) -> ForwardSettings:
+        """Settings of forward passes. They determine the number of tokens to compute for rows."""
+        return ForwardSettings(self.module.forward_kind, self.prefix_tree)
 
     @property
     def can_offload_state(self) -> bool:
@@ -369,11 +372,10 @@ def build_optimizer(
     trained_parameters = [p for p in parameters if p.requires_grad]
     matrices = [p for p in trained_parameters if p.dim() >= 2]
     vectors = [p for p in trained_parameters if p.dim() < 2]
-    parameter_groups = []
-    if matrices:
-        parameter_groups.append({"params": matrices, "weight_decay": float(optim.weight_decay)})
-    if vectors:
-        parameter_groups.append({"params": vectors, "weight_decay": 0.0})
+    parameter_groups = [
+        {"params": matrices, "weight_decay": float(optim.weight_decay)},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     beta1, beta2 = optim.betas
     can_use_fused = can_use_fused_adamw(trained_parameters)
     return torch.optim.AdamW(

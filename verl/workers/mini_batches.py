@@ -126,7 +126,7 @@ def split_into_micro_batches(
     if max_tokens:
         limits = MicroBatchLimits(max_tokens=max_tokens * engine.sequence_ranks)
     lengths = [len(row) for row in tokens]
-    if lengths and engine.can_merge_rows(max(lengths)):
+    if lengths and engine.forward_settings.resolve_prefix_tree(max(lengths)):
         sorted_rows = sort_sequences([row.numpy() for row in tokens])
         if should_merge_rows(sorted_rows, sum(lengths), engine.prefix_tree):
             # True, because a micro-batch alone may share too few tokens for ``auto``.

@@ -276,14 +276,23 @@ class PolicyLoss:
         }
 
 
+def create_policy_loss(section: ActorConfig, data: DataProto, device: str = "cpu") -> PolicyLoss:
+    """Create the policy loss of an update on ``data``.
+
+    ``meta_info["choice"]`` of ``data`` lists the tokens that are allowed at some positions, such as
+    level digits. It has no effect without the column ``choice_mask``, which marks these positions.
+    """
+    restricted_loss = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
+    return PolicyLoss(section, restricted_loss, device)
+
+
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     """Return the rows of ``data`` that can have a gradient in an update.
 
     The driver uses this function. It ignores ``skip_without_advantage``, which skips mini-batches
     without any nonzero advantage, because it does not know the mini-batches.
     """
-    restricted_loss = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
-    return PolicyLoss(section, restricted_loss).rows_with_gradient(data, list(range(len(data))))
+    return create_policy_loss(section, data).rows_with_gradient(data, list(range(len(data))))
 
 
 def _replace_by_marginal_log_probs(

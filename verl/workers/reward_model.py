@@ -72,7 +72,7 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load model and tokenizer. Raises ``ValueError`` for a model with more than one label."""
+        """Load model and tokenizer."""
         from transformers import AutoTokenizer
 
         assert self.config.model.path is not None  # checked for a run with a reward model
@@ -80,12 +80,6 @@ class RewardModelWorker(Worker):
         dtype = getattr(torch, self.config.dtype or "float32")
         trust_remote_code = self.config.model.trust_remote_code
         model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust_remote_code)
-        num_labels = model.config.num_labels
-        if num_labels != 1:
-            raise ValueError(
-                f"reward_model.model.path={directory!r}: the model has {num_labels} labels; "
-                "allowed: 1; fix: set it to a sequence-classification model with one label"
-            )
         tokenizer = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )

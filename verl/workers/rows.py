@@ -167,22 +167,22 @@ def make_micro_batches(
 
 def make_prefix_tree_micro_batches(
     row_sizes: Sequence[int],
-    rows: SortedSequences,
+    sorted_rows: SortedSequences,
     max_rows: int | None = None,
     max_tokens: int | None = None,
 ) -> list[list[int]]:
     """Return the row indices of each micro-batch of rows that share prefixes.
 
-    ``rows`` are sorted by their tokens, so that neighbours share long prefixes. A micro-batch holds
-    consecutive rows. A row counts its ``row_sizes`` tokens minus those that it shares with the row
-    before it. A micro-batch has at most ``max_tokens`` tokens. Without ``max_tokens``, the limit is
-    the total size of the ``max_rows`` largest rows.
+    ``sorted_rows`` are sorted by their tokens, so that neighbours share long prefixes. A
+    micro-batch holds consecutive rows. A row counts its ``row_sizes`` tokens minus those that it
+    shares with the row before it. A micro-batch has at most ``max_tokens`` tokens. Without
+    ``max_tokens``, the limit is the total size of the ``max_rows`` largest rows.
     """
     if not max_tokens:
         max_tokens = sum(sorted(row_sizes, reverse=True)[:max_rows])
     micro_batches: list[list[int]] = []
     num_tokens = 0
-    for row, num_shared_tokens in zip(*rows, strict=True):
+    for row, num_shared_tokens in zip(*sorted_rows, strict=True):
         num_tokens += row_sizes[row] - num_shared_tokens
         if num_tokens > max_tokens or not micro_batches:
             micro_batches.append([])

@@ -1,22 +1,24 @@
 """Base class of actor and critic workers: one rank with a training engine and its checkpoints."""
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.config.schema.critic import CriticConfig
 from verl.config.schema.model import CheckpointConfig, TrainedModelConfig
+from verl.models.forward_kind import ForwardSettings
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.weights import WeightPurpose
-from verl.names import PrefixTree
 from verl.protocol import DataProto
-from verl.records import PROFILE, WrittenFiles
+from verl.records import PROFILE, ProfileRequest, WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker_group import Worker
 from verl.utils.checkpoint import CheckpointError
@@ -24,7 +26,6 @@ from verl.utils.seeds import seed_everything
 from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
-from verl.workers.profiling import trace_call
 from verl.workers.rows import Rows, drop_padding_rows
 from verl.workers.update import StepOutcome, compute_update_metrics, plan_mini_batches
 
@@ -92,9 +93,9 @@ class TrainingWorker(Worker):
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def resolve_prefix_tree(self) -> PrefixTree:
-        """Return the config value ``prefix_tree``, or False for a model with row-wise passes."""
-        return self.train_engine.prefix_tree
+    def get_forward_settings(self) -> ForwardSettings:
+        """Return the settings with which the trainer counts the tokens to compute for rows."""
+        return self.train_engine.forward_settings
 
     def _make_rows(self, data: DataProto) -> Rows:
         return Rows(data, self.device_name, self.train_engine.prefix_tree)
@@ -114,7 +115,7 @@ class TrainingWorker(Worker):
         data = drop_padding_rows(data)
         call_name = f"update_{role}"
         step = int(data.meta_info.get("global_step", self.num_updates))
-        trace_context = trace_call(data.meta_info.get(PROFILE), call_name)
+        trace_context = _trace_call(data.meta_info.get(PROFILE), call_name)
         with self.train_engine.model_on_device(training=True), trace_context:
             outcomes = [
                 take_step(rows, data, row_indices)
@@ -166,3 +167,25 @@ class TrainingWorker(Worker):
     def load_checkpoint(self, directory: str) -> None:
         """Load the state that ``save_checkpoint`` wrote with any number of ranks."""
         load_engine(self.train_engine, directory)
+
+
+@contextlib.contextmanager
+def _trace_call(profile_request: ProfileRequest | None, call: str) -> Iterator[None]:
+    """Trace the ``with`` block by the PyTorch profiler if ``profile_request`` lists this rank.
+
+    The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
+    chrome://tracing.
+    """
+    if profile_request is None or get_rank() not in profile_request.ranks:
+        yield
+        return
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, profile_memory=True) as trace:
+        yield
+    directory = Path(profile_request.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    trace.export_chrome_trace(
+        str(directory / f"step{profile_request.step}-{call}-rank{get_rank()}.json.gz")
+    )

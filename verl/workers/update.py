@@ -1,8 +1,10 @@
-"""Update loop of actor and critic: epochs, mini-batches and micro-batches.
+"""Update loop of actor and critic: epochs, mini-batches, micro-batches, and metrics of an update.
 
 The gradient of a mini-batch does not depend on its split into micro-batches and ranks.
 """
 
+import re
+import resource
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -13,14 +15,13 @@ from verl.config.schema.critic import CriticConfig
 from verl.models.flops import ForwardSize, count_model_weights
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
-from verl.workers.collectives import max_over_ranks, sum_over_ranks
+from verl.workers.collectives import max_over_ranks, sum_over_ranks, world_size
 from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.mini_batches import (
     count_max_passes_of_ranks,
     make_mini_batches,
     split_into_micro_batches,
 )
-from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, choose_micro_batch_limits
 
 # Function of the row indices of a micro-batch. It returns the micro-batch's part of the mini-batch
@@ -28,6 +29,30 @@ from verl.workers.rows import Rows, choose_micro_batch_limits
 MicroBatchLoss = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # Metrics of one optimizer step, and its report (gradient norm, skipped or not).
 StepOutcome = tuple[dict[str, float], StepReport]
+# Peak of dense bfloat16 products with float32 accumulation, in TFLOP/s. The entry of a device is
+# the first one whose key occurs as a word in the device name.
+PEAK_TFLOPS = {
+    "GB200": 2500.0,
+    "B200": 2250.0,
+    "H200": 989.0,
+    "GH200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "A40": 149.7,
+    "A10": 125.0,
+    "A10G": 70.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+    "MI300X": 1307.0,
+}
 
 
 def plan_mini_batches(
@@ -143,6 +168,40 @@ def prefix_tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float
         if num_computed_tokens
         else {}
     )
+
+
+def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) -> dict[str, float]:
+    """Return ``perf/tflops/<role>`` and, if the peak of the device is known, ``perf/mfu/<role>``.
+
+    The first is in 10^12 operations per second and device, the second is this value divided by the
+    peak. ``flops`` are those of this rank, ``seconds`` the time of the slowest rank. A collective
+    call.
+    """
+    tflops_per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
+    metrics = {f"perf/tflops/{role}": tflops_per_device}
+    if torch.cuda.is_available() and dtype == "bfloat16":
+        peak_tflops = find_peak_tflops(torch.cuda.get_device_name())
+        if peak_tflops is not None:
+            metrics[f"perf/mfu/{role}"] = tflops_per_device / peak_tflops
+    return metrics
+
+
+def memory_metrics(role: str) -> dict[str, float]:
+    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call."""
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_bytes = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
+    if torch.cuda.is_available():
+        peak_bytes["perf/max_memory_allocated_gb"] = float(torch.cuda.max_memory_allocated())
+        peak_bytes["perf/max_memory_reserved_gb"] = float(torch.cuda.max_memory_reserved())
+    max_gib = max_over_ranks([num_bytes / 2**30 for num_bytes in peak_bytes.values()])
+    name_suffix = "" if role == "actor" else f"/{role}"
+    return {f"{name}{name_suffix}": value for name, value in zip(peak_bytes, max_gib, strict=True)}
+
+
+def find_peak_tflops(device: str) -> float | None:
+    """Return the peak in TFLOP/s of the device name ``device``; None if it is not listed."""
+    peaks = (peak for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device))
+    return next(peaks, None)
 
 
 def _mean_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:

@@ -127,11 +127,11 @@ class WeightStream:
         ``meta``. Adapters are merged, and names are converted to those of the checkpoint.
         """
         sharded_weights = named_weights(self._engine)
-        prefix, _, tied = self._merge_arguments
+        prefix, _, tied_names = self._merge_arguments
         shard_names: dict[str, list[str]] = {}  # by the name of the merged weight
         for name in sharded_weights:
             shard_names.setdefault(get_merged_name(name).removeprefix(prefix), []).append(name)
-        merged_names = [name for name in shard_names if name not in tied]
+        merged_names = [name for name in shard_names if name not in tied_names]
         conversions = plan_conversions(self._lm, merged_names, to_checkpoint=True)
 
         def get_item_size(conversion: WeightConversion) -> int:

@@ -3,13 +3,12 @@
 They run in worker processes with deadlines. All observations and rewards are stored.
 """
 
+import contextlib
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import numpy as np
 
 from agent_system.environments.cli.policies import (
     Policy,
@@ -23,6 +22,8 @@ from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.settings import EnvSettings
+from verl.utils.jsonl import to_json_types
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 from verl.utils.seeds import derive_seed
 
 # Deadlines of one call of ``reset`` and of ``step``, in seconds.
@@ -55,7 +56,8 @@ class ScriptedEpisode:
     """Episode of a scripted policy.
 
     ``transcript`` contains the first observation and the result of every action, as plain values.
-    ``failure`` is the error message if the environment failed.
+    ``failure`` is the error message if the environment failed. ``has_hung`` is True if it exceeded
+    the deadline of a call.
     """
 
     policy: str
@@ -65,6 +67,7 @@ class ScriptedEpisode:
     well_formed: list[bool] = field(default_factory=list)
     transcript: list[dict[str, Any]] = field(default_factory=list)
     failure: str = ""
+    has_hung: bool = False
 
     @property
     def total_reward(self) -> float:
@@ -92,25 +95,40 @@ async def run_policy(
 ) -> ScriptedEpisode:
     """Run policy ``name`` on task ``task_number`` and return the episode.
 
-    The episode ends when the environment is done, or after ``max_steps`` actions.
+    The episode ends when the environment is done, or after ``max_steps`` actions. Raises
+    ``ValueError`` if the policy (such as the expert) or the parser of the package raises.
     """
     task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
 
     def create_episode_policy(first_observation: Observation) -> ActionChoice:
         rng = random.Random(derive_seed("check", name, task["task_id"], seed))
-        policy = make_policy(EpisodeStart(checked_env.settings, task, first_observation, rng))
+        with _name_policy_in_errors(name, task):
+            policy = make_policy(EpisodeStart(checked_env.settings, task, first_observation, rng))
 
         def choose_action(observation: Observation) -> tuple[str, bool]:
-            text = policy(observation)
-            is_text_with_action = isinstance(text, TextWithAction)
-            return (text.action, True) if is_text_with_action else package.project(text)
+            with _name_policy_in_errors(name, task):
+                text = policy(observation)
+                is_text_with_action = isinstance(text, TextWithAction)
+                return (text.action, True) if is_text_with_action else package.project(text)
 
         return choose_action
 
     return await _run_episode(
         pool, ScriptedEpisode(name, task, seed), create_episode_policy, checked_env.max_steps
     )
+
+
+@contextlib.contextmanager
+def _name_policy_in_errors(policy_name: str, task: Task) -> Iterator[None]:
+    try:
+        yield
+    except USER_CODE_ERRORS as error:  # boundary to user code
+        raise ValueError(
+            f"policy {policy_name} has no action on {task['task_id']}: "
+            f"{describe_raised_error(error)}; allowed: an action in every turn until the episode "
+            "is done; fix: correct the expert, project or the end of the episode"
+        ) from error
 
 
 async def repeat_episode(
@@ -149,30 +167,19 @@ async def _run_episode(
                         "reward": reward,
                         "done": done,
                         "won": bool(info.get("won", False)),
+                        "has_won": "won" in info,
                         "valid": bool(info.get("is_action_valid", True)),
                     }
                 )
     except EnvFailure as failure:
         episode.failure = str(failure)
+        episode.has_hung = failure.kind == "timeout"
     return episode
 
 
 def _build_observation_record(observation: Observation) -> dict[str, Any]:
-    image = observation.image
-    return {
-        "text": observation.text,
-        "anchor": observation.anchor,
-        "info": _convert_arrays_to_lists(observation.info),
-        "opening": observation.opening,
-        "image": None if image is None else _convert_arrays_to_lists(image),
-    }
-
-
-def _convert_arrays_to_lists(value: object) -> Any:
-    """Return ``value`` with arrays replaced by lists, so that ``==`` gives a single bool."""
-    if isinstance(value, dict):
-        return {key: _convert_arrays_to_lists(element) for key, element in value.items()}
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    # Convert arrays to lists, so that ``==`` gives a single bool.
+    return to_json_types(asdict(observation))
 
 
 @dataclass(frozen=True, slots=True)

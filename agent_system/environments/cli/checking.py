@@ -17,7 +17,6 @@ another order.
 import asyncio
 import math
 import statistics
-import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +47,7 @@ from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
@@ -57,9 +56,8 @@ POLICIES_THAT_MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
 # Number of tasks that a check uses by default. Episodes of one turn are short, so it uses more.
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
-# Width of the Wilson interval on each side, in standard errors. A lower bound at 2 standard errors
-# has a one-sided coverage of 97.7%.
-WILSON_STANDARD_ERRORS = 2.0
+# Chance exceeds 2 standard deviations with a probability of 2.3%.
+MAJORITY_STANDARD_DEVIATIONS = 2.0
 # Above this multiple of the oracle's mean number of actions, a success is attributed to chance.
 MAX_LENGTH_RATIO_TO_ORACLE = 3.0
 NO_ORACLE_MESSAGE = (
@@ -145,12 +143,10 @@ async def _collect_findings(
     policies = POLICIES_WITHOUT_ORACLE
     if oracle is not None:
         policies = {ORACLE_POLICY: oracle, **policies}
-    episodes: list[ScriptedEpisode] = []
     async with checked_env.create_pool() as pool:
-        for name, make_policy in policies.items():
-            for task_index in range(len(checked_env.tasks)):
-                episodes.append(await run_policy(checked_env, pool, name, make_policy, task_index))
-        episodes += await _run_injection_policy(checked_env, pool)
+        episodes = await _run_policies(checked_env, pool, policies)
+        if episodes[-1].has_hung:
+            return CheckFindings(checked_env.name, episodes, _describe_failures(episodes), [])
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         is_single_turn = all(len(episode.actions) <= 1 for episode in episodes)
         constant_actions_env = env_with_more_tasks if is_single_turn else checked_env
@@ -189,6 +185,19 @@ async def _collect_findings(
     return CheckFindings(checked_env.name, episodes, problems, open_questions, constant_action)
 
 
+async def _run_policies(
+    checked_env: CheckedEnvironment, pool: EnvironmentPool, policies: Mapping[str, PolicyFactory]
+) -> list[ScriptedEpisode]:
+    """Run ``policies`` and the injecting policy. Stop when a call of the environment hangs."""
+    episodes: list[ScriptedEpisode] = []
+    for name, make_policy in policies.items():
+        for task_index in range(len(checked_env.tasks)):
+            episodes.append(await run_policy(checked_env, pool, name, make_policy, task_index))
+            if episodes[-1].has_hung:
+                return episodes
+    return episodes + await _run_injection_policy(checked_env, pool)
+
+
 def _find_oracle_in_time(
     checked_env: CheckedEnvironment,
 ) -> tuple[PolicyFactory | None, list[str], list[str]]:
@@ -198,7 +207,15 @@ def _find_oracle_in_time(
     """
     package, settings = checked_env.package, checked_env.settings
     tasks = [task for task, _ in checked_env.tasks]
-    env = package.make(settings)
+    try:
+        env = package.make(settings)
+    except ModuleNotFoundError:
+        raise
+    except USER_CODE_ERRORS as error:  # boundary to user code
+        raise ValueError(
+            f"make(settings) of {checked_env.name} raised {describe_raised_error(error)}; allowed: "
+            "a function that returns an environment; fix: correct it"
+        ) from error
     oracle, reason = None, NO_ORACLE_MESSAGE
     problems: list[str] = []
     try:
@@ -215,10 +232,8 @@ def _close_env(env: Env) -> list[str]:
     try:
         env.close()
     except USER_CODE_ERRORS as error:  # boundary to the environment
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         return [
-            f"close() of the environment raised {describe_error(error)} "
-            f"({frame.filename}:{frame.lineno}); "
+            f"close() of the environment raised {describe_raised_error(error)}; "
             "fix: make it succeed at any time, also before the first reset"
         ]
     return []
@@ -229,7 +244,7 @@ async def _run_injection_policy(
 ) -> list[ScriptedEpisode]:
     """Run the policy that sends ``INJECTIONS`` on every task.
 
-    Repeat tasks until every text was used.
+    Repeat tasks until every text was used. Stop when a call of the environment hangs.
     """
     policy = InjectionPolicy(checked_env.package)
     num_tasks = len(checked_env.tasks)
@@ -238,8 +253,9 @@ async def _run_injection_policy(
         num_unused_before = policy.num_unused
         task_index = len(episodes) % num_tasks
         episodes.append(await run_policy(checked_env, pool, INJECTING_POLICY, policy, task_index))
-        if len(episodes) >= num_tasks and policy.num_unused == num_unused_before:
-            break  # the environment failed before the first action
+        failed_before_first_action = policy.num_unused == num_unused_before
+        if episodes[-1].has_hung or (len(episodes) >= num_tasks and failed_before_first_action):
+            break
     return episodes
 
 
@@ -325,6 +341,7 @@ def find_reward_problems(
             problems.append(
                 f"oracle did not solve {episode.task['task_id']}: {len(episode.actions)} actions, "
                 f"the last {episode.actions[-1:]}, return {episode.total_reward:g}"
+                f"{_describe_missing_won(episode)}"
             )
         if episode.policy in POLICIES_THAT_MUST_NOT_SUCCEED and episode.is_success:
             problems.append(
@@ -342,14 +359,26 @@ def find_reward_problems(
     return problems
 
 
+def _describe_missing_won(episode: ScriptedEpisode) -> str:
+    has_won = any(record.get("has_won") for record in episode.transcript)
+    return "" if has_won else "; no info has 'won', which says if an episode is a success"
+
+
 def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
-    """Return one sentence per failure message, with the first episode and counts of others."""
-    episodes_by_failure: dict[str, list[ScriptedEpisode]] = {}
+    """Return one sentence per failure, with the first episode and counts of others.
+
+    Failures with the same exception and source lines count as one: their messages may quote
+    observations.
+    """
+    episodes_by_failure: dict[tuple[str, ...], list[ScriptedEpisode]] = {}
     for episode in episodes:
         if episode.failure:
-            episodes_by_failure.setdefault(episode.failure, []).append(episode)
+            first_line, *source_lines = episode.failure.splitlines()
+            exception = first_line.partition("(")[0] if source_lines else first_line
+            key = (exception, *source_lines)
+            episodes_by_failure.setdefault(key, []).append(episode)
     sentences: list[str] = []
-    for failure, (first_episode, *other_episodes) in episodes_by_failure.items():
+    for first_episode, *other_episodes in episodes_by_failure.values():
         counts_by_policy = Counter(episode.policy for episode in other_episodes)
         count_text = ", ".join(f"{policy} {count}" for policy, count in counts_by_policy.items())
         others_text = (
@@ -358,7 +387,7 @@ def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
         sentences.append(
             f"{first_episode.policy} made the environment fail on "
             f"{first_episode.task['task_id']} after "
-            f"{len(first_episode.transcript)} observations{others_text}: {failure}"
+            f"{len(first_episode.transcript)} observations{others_text}: {first_episode.failure}"
         )
     return sentences
 
@@ -442,15 +471,10 @@ def build_results_table(findings: CheckFindings) -> Table:
 def is_majority_solved(num_successes: int, num_episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
-    If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
-    half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
+    If the episodes cover only some tasks, the successes must exceed half of the episodes by more
+    than ``MAJORITY_STANDARD_DEVIATIONS`` of a fair coin. The lower bound of the Wilson interval
+    then exceeds one half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
     """
-    if covers_all_tasks or not num_episodes:
-        return 2 * num_successes > num_episodes
-    success_rate = num_successes / num_episodes
-    shifted_rate = success_rate + WILSON_STANDARD_ERRORS**2 / (2 * num_episodes)
-    margin = WILSON_STANDARD_ERRORS * math.sqrt(
-        success_rate * (1 - success_rate) / num_episodes
-        + WILSON_STANDARD_ERRORS**2 / (4 * num_episodes**2)
-    )
-    return (shifted_rate - margin) / (1 + WILSON_STANDARD_ERRORS**2 / num_episodes) > 0.5
+    standard_deviation = 0.0 if covers_all_tasks else math.sqrt(num_episodes) / 2
+    margin = MAJORITY_STANDARD_DEVIATIONS * standard_deviation
+    return num_successes - num_episodes / 2 > margin

@@ -8,10 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.event_loop import await_if_needed
@@ -19,15 +16,14 @@ from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.random_moves import find_bracketed_moves, vary_move
 from agent_system.environments.settings import EnvSettings
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.files import read_yaml_table
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 Policy = Callable[[Observation], str]
 PLACEHOLDER_PATTERN = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
 WORD_PATTERN = re.compile(r"[\w'-]+")
 MAX_CONSTANTS_PER_SOURCE = 8  # constant actions from one candidate list, the most frequent first
-_INJECTION_TEXTS = yaml.safe_load(
-    Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8")
-)
+_INJECTION_TEXTS = read_yaml_table(__file__, "injections.yaml")
 # Texts that try to deceive an environment or a grader.
 INJECTIONS = tuple(
     text if isinstance(text, str) else text[0] * text[1]
@@ -226,7 +222,7 @@ def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
     try:
         path = await_if_needed(gold_path(task))
     except USER_CODE_ERRORS as error:  # boundary to user code
-        error_text = describe_error(error)
+        error_text = describe_raised_error(error)
         raise InvalidGoldPathError(f"gold_path of {task['task_id']} raised {error_text}") from error
     # Refuse a string, which is also a sequence of strings.
     if isinstance(path, str) or not all(isinstance(action, str) for action in path):

@@ -127,18 +127,14 @@ class MultistepEnv:
 
     # ---- hooks of subclasses ----
 
-    def _initialize_episode(
-        self,
-        session_id: str,  # noqa: ARG002  for subclasses
-        task_info: dict[str, Any],
-    ) -> Any:
+    def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any:
         """Return the state (usually a dict) at the start of an episode. Default: ``task_info``.
 
         ``task_info`` is a row of the dataset. The same row must give the same task.
         """
         return {**task_info, "done": False}
 
-    def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  for subclasses
+    def _format_prompt(self, state: Any, step: int) -> str:
         """Return the user message in ``state`` before turn ``step`` of the episode (from 0).
 
         Default: ``state["prompt"]`` if it is a string, else an empty text.
@@ -171,7 +167,7 @@ class MultistepEnv:
         free_shot_remark = " It does not count." if number < self.free_shots else ""
         return f"Episode {number + 1} of {self.episodes_per_trial}.{free_shot_remark}"
 
-    def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  for subclasses
+    def _format_outcome(self, state: Any) -> str:
         """Return the text that reports how an episode ended, if another episode follows."""
         return ""
 
@@ -197,7 +193,7 @@ class MultistepEnv:
         self,
         completions: Sequence[object] | None = None,
         session_ids: Sequence[str] | None = None,
-        **columns: object,  # noqa: ARG002  trainers pass every column of the dataset
+        **columns: object,  # trainers pass every column of the dataset
     ) -> list[float | None]:
         """Return the return of each session's trial; 0.0 if it is unknown, None if aborted."""
         if session_ids is None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 StepResult = tuple[Any, float, bool, dict[str, Any]]
-_ACTION_PARAMETER_NAMES = ("action", "llm_action")
 _NOT_GIVEN = object()
 _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
@@ -196,7 +195,7 @@ class EpisodeRunner(TrialRunner):
     def _get_initial_state(self, trial: Trial) -> Any:
         return self.env.active_states[trial.session_id]
 
-    def _has_next_episode(self, trial: Trial) -> bool:  # noqa: ARG002  never
+    def _has_next_episode(self, trial: Trial) -> bool:
         return False
 
     def _close_trial(self, trial: Trial) -> None:
@@ -240,9 +239,24 @@ def unify_step_signature(step_function: Callable[..., StepResult]) -> Callable[.
 
     @functools.wraps(step_function)
     def step(
-        env: Any, session_id: str, *positional_arguments: Any, **keyword_arguments: Any
+        env: Any,
+        session_id: str,
+        *arguments: Any,
+        state: Any = _NOT_GIVEN,
+        action: Any = _NOT_GIVEN,
+        llm_action: Any = _NOT_GIVEN,
     ) -> StepResult:
-        state, action = _parse_step_arguments(positional_arguments, keyword_arguments)
+        action = action if llm_action is _NOT_GIVEN else llm_action
+        unread_arguments = list(arguments)
+        if action is _NOT_GIVEN and unread_arguments:
+            action = unread_arguments.pop()
+        if state is _NOT_GIVEN and unread_arguments:
+            state = unread_arguments.pop()
+        if action is _NOT_GIVEN or unread_arguments:
+            raise TypeError(
+                "_step_episode takes (session_id, action) or (session_id, state, llm_action); "
+                f"got {len(arguments)} values after session_id"
+            )
         if takes_state:
             current_state = env.active_states[session_id] if state is _NOT_GIVEN else state
             return step_function(env, session_id, current_state, action)
@@ -251,25 +265,3 @@ def unify_step_signature(step_function: Callable[..., StepResult]) -> Callable[.
         return step_function(env, session_id, action)
 
     return step
-
-
-def _parse_step_arguments(
-    positional_arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Return state and action of a call of ``_step_episode``; the state may be ``_NOT_GIVEN``."""
-    state = keyword_arguments.pop("state", _NOT_GIVEN)
-    action = _NOT_GIVEN
-    for name in _ACTION_PARAMETER_NAMES:
-        action = keyword_arguments.pop(name, action)
-    unread_arguments = list(positional_arguments)
-    if action is _NOT_GIVEN and unread_arguments:
-        action = unread_arguments.pop()
-    if state is _NOT_GIVEN and unread_arguments:
-        state = unread_arguments.pop()
-    if action is _NOT_GIVEN or unread_arguments or keyword_arguments:
-        raise TypeError(
-            "_step_episode takes (session_id, action) or (session_id, state, llm_action); "
-            f"got {len(positional_arguments)} values after session_id"
-            + (f" and {', '.join(sorted(keyword_arguments))}" if keyword_arguments else "")
-        )
-    return state, action

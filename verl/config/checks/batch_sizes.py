@@ -19,7 +19,7 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     data = cfg.data
     rollout = cfg.actor_rollout_ref.rollout
     actor = cfg.actor_rollout_ref.actor
-    row_length = data.max_prompt_length + data.max_response_length
+    row_length = data.max_row_tokens
     if rollout.max_model_len < row_length:
         key = "actor_rollout_ref.rollout.max_model_len"
         row_length_text = f"data.max_prompt_length + data.max_response_length = {row_length} tokens"

@@ -187,3 +187,8 @@ class DataConfig(Section):
     """arguments of the chat template, as {enable_thinking: false}"""
     shuffle: bool = True
     """use a seeded permutation of the tasks in every epoch; false: the order of the files"""
+
+    @property
+    def max_row_tokens(self) -> int:
+        """Return the number of tokens of the longest row, a prompt and a response."""
+        return self.max_prompt_length + self.max_response_length

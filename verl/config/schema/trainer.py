@@ -1,5 +1,6 @@
 """Sections ``trainer``, ``ray_init`` and ``cold_start`` of the configuration."""
 
+import os
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
@@ -122,6 +123,12 @@ class RayInitConfig(Section):
     of a joined cluster have the variables of `ray start`, not those of the driver"""
     log_to_driver: bool = False
     """also print the output of the workers on the terminal"""
+
+    @property
+    def cluster_address(self) -> str | None:
+        """Return the address of the cluster that the run joins; None if it starts a local Ray."""
+        address = self.address or os.environ.get("RAY_ADDRESS")
+        return None if address in ("local", "") else address
 
 
 class ColdStartConfig(Section):

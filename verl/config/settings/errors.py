@@ -97,14 +97,17 @@ class UserError(ValueError):
         return type(self), (str(self), self.code)
 
 
-def get_problem_code(error: BaseException) -> ProblemCode:
-    """Return the kind of mistake that ``error`` reports, by its ``code`` or its type."""
+def get_problem_code(error: BaseException, fallback: ProblemCode) -> ProblemCode:
+    """Return the kind of mistake that ``error`` reports, by its ``code`` or its type.
+
+    Return ``fallback`` for a type that stands for no kind, such as ``ValueError``.
+    """
     if isinstance(error, UserError):
         return error.code
     for error_type, code in CODES_BY_TYPE.items():
         if isinstance(error, error_type):
             return code
-    return "out_of_range"
+    return fallback
 
 
 class InvalidSettingError(ValueError):

@@ -18,18 +18,19 @@ EQUIVALENT_SETTINGS: dict[str, str] = {}
 def nearest_name(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the name in ``valid_names`` that is most similar to ``name``.
 
-    None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Among
-    equally similar names, one with the same letters in another order is preferred, then one with
-    the same first letter.
+    None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Upper and
+    lower case count as equal. Among equally similar names, one with the same letters in another
+    order is preferred, then one with the same first letter.
     """
-    names = list(valid_names)
+    names = {valid_name.lower(): valid_name for valid_name in valid_names}
+    name = name.lower()
     similar_names = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
 
     def rank_candidate(candidate: str) -> tuple[float, bool, bool]:
         similarity = SequenceMatcher(None, candidate, name).ratio()
         return similarity, sorted(candidate) == sorted(name), candidate[:1] == name[:1]
 
-    return max(similar_names, key=rank_candidate, default=None)
+    return names[max(similar_names, key=rank_candidate)] if similar_names else None
 
 
 def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
@@ -101,6 +102,13 @@ def _select_candidates(path: str, keys: Mapping[str, Key]) -> list[str]:
     ]
 
 
+def _list_similar_keys(path: str, keys: Mapping[str, Key]) -> list[str]:
+    """Return the keys that ``path`` may mean: all keys of this name if it has no section."""
+    nearest_key = find_nearest_key(path, keys)
+    keys_of_name = [key for key in _select_candidates(path, keys) if _get_last_name(key) == path]
+    return keys_of_name or ([nearest_key] if nearest_key else [])
+
+
 def _get_last_name(path: str) -> str:
     return path.rpartition(".")[2]
 
@@ -122,9 +130,10 @@ def build_unknown_key_problem(path: str, value: object, keys: Mapping[str, Key])
     while section and not list_child_names(section, keys):
         section = section.rpartition(".")[0]
     equivalent_text = find_replacement_of_foreign_key(path)
-    similar_key = None if equivalent_text else find_nearest_key(path, keys)
-    hint = f"; did you mean {similar_key}?" if similar_key else ""
-    fix = equivalent_text or (f"{similar_key}={value}" if similar_key else "leave it out")
+    similar_keys = [] if equivalent_text else _list_similar_keys(path, keys)
+    hint = f"; did you mean {' or '.join(similar_keys)}?" if similar_keys else ""
+    settings_text = " or ".join(f"{key}={value}" for key in similar_keys)
+    fix = equivalent_text or settings_text or "leave it out"
     section_text = section or "the top level"
     names = ", ".join(list_child_names(section, keys))
     text = f"{path}={value!r}: unknown key{hint}; allowed in {section_text}: {names}; fix: {fix}"

@@ -42,11 +42,13 @@ class ValueType:
         )
 
     def describe_allowed(self) -> str:
-        """Return the allowed values as text: ``one of a, b``, ``int >= 1``."""
+        """Return the allowed values as text: ``one of a, b``, ``int >= 1 or null``."""
+        null_text = " or null" if self.is_optional else ""
         if self.choices:
             choices_text = ", ".join(map(str, self.choices))
-            return f"any of {choices_text}" if self.is_list else f"one of {choices_text}"
-        return f"{self.type_name} {' and '.join(self.bounds)}".strip()
+            return f"{'any' if self.is_list else 'one'} of {choices_text}{null_text}"
+        type_name = self.type_name.removesuffix(" | None")
+        return f"{' '.join([type_name, ' and '.join(self.bounds)]).strip()}{null_text}"
 
 
 def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> ValueType:

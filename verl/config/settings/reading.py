@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 
-from verl.config.settings.errors import ConfigError, InvalidSettingError, MissingKeyError, Problem
+from verl.config.settings.errors import (
+    ConfigError,
+    InvalidSettingError,
+    MissingKeyError,
+    Problem,
+    get_problem_code,
+)
 from verl.config.settings.hints import build_unknown_key_problem, nearest_name
 from verl.config.settings.keys import (
     Key,
@@ -135,10 +141,13 @@ class _Mistake:
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."
             return Problem(f"{setting}: a section, not a value; {fix}", "wrong_type")
+        if self.value is PydanticUndefined:
+            why = f"it has no value and no default; allowed: {key.describe_allowed()}"
+            return Problem(f"{self.path}: {why}; fix: {self.path}=VALUE", "missing_key")
         error = self.details.get("ctx", {}).get("error")
         if isinstance(error, ValueError):
             reason = error.reason if isinstance(error, InvalidSettingError) else error
-            return Problem(f"{setting}: {reason}", "out_of_range")
+            return Problem(f"{setting}: {reason}", get_problem_code(error, "out_of_range"))
         is_out_of_bounds = self.details["type"].startswith(OUT_OF_BOUNDS_ERROR_TYPES)
         why = "not allowed" if is_out_of_bounds else "wrong type"
         text = f"{setting}: {why}; allowed: {key.describe_allowed()}; fix: {self._suggest_fix(key)}"
@@ -151,7 +160,8 @@ class _Mistake:
         suggestion = nearest_name(invalid_values[0], map(str, choices)) if invalid_values else None
         if suggestion:
             return f"did you mean {suggestion}?"
-        return f"{key.path}={_format_value(key.default_value)} is the default"
+        default = "null" if key.default_value is None else _format_value(key.default_value)
+        return f"{key.path}={default} is the default"
 
 
 def _format_value(value: object) -> str:

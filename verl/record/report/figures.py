@@ -6,9 +6,7 @@ A chart without logged metrics is omitted.
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import yaml
 from pydantic import TypeAdapter
 
 from verl.record.report.charts import Chart, Series, format_number, smooth_values
@@ -24,6 +22,7 @@ from verl.report_sections import (
     list_data_sources,
     load_contributions,
 )
+from verl.utils.files import read_yaml_table
 
 # ---- drawing of declarations -------------------------------------------------------------------
 
@@ -33,8 +32,8 @@ NUM_TIME_COLORS = 8  # colours time-0 to time-7 of the style sheet, which repeat
 @functools.cache
 def read_built_in_sections() -> dict[str, ReportSection]:
     """Return the sections of the report that ``charts.yaml`` declares, by key."""
-    text = Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8")
-    return TypeAdapter(dict[str, ReportSection]).validate_python(yaml.safe_load(text))
+    charts = read_yaml_table(__file__, "charts.yaml")
+    return TypeAdapter(dict[str, ReportSection]).validate_python(charts)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from verl.config.settings.hints import did_you_mean
+from verl.names import LISTEN_FD_VARIABLE
 from verl.single_controller.base.decorator import (
     Call,
     Collect,
@@ -20,10 +21,6 @@ from verl.single_controller.base.decorator import (
     plan_calls,
     register,
 )
-
-# Environment variable of rank 0 with the file descriptor of the rendezvous socket. WorkerHost sets
-# the variable. ray/host.py repeats this constant, because it must not import this module.
-LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 
 
 class WorkerError(RuntimeError):

@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 
+from verl.names import LISTEN_FD_VARIABLE
 from verl.utils.logging import setup_logging
 from verl.utils.stacks import install_stack_dump_handler
 
-LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # environment variable: network interface that Gloo uses
 
 

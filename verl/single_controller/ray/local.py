@@ -62,8 +62,8 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     Returns ``address``, ``started`` (true for a new local Ray), ``num_cpus`` and ``num_gpus``.
     """
     options = (section or RayInitConfig()).with_values(overrides)
-    address = options.address or os.environ.get("RAY_ADDRESS")
-    is_local = not address or address == "local"
+    address = options.cluster_address
+    is_local = address is None
     if is_local:
         _prefer_loopback()
     import ray  # imported here: _prefer_loopback sets a variable that Ray reads at import
@@ -95,7 +95,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     if is_local:
         ray_arguments |= _prepare_local_start(options)
     try:
-        with keep_sigterm_handler():  # Ray's SIGTERM handler would delay the exit by up to 30 s
+        with keep_sigterm_handler():
             if is_local:
                 _start_local_ray(ray_arguments)
             else:
@@ -111,17 +111,26 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
 
 @contextlib.contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler after the ``with`` block, if there was one before."""
-    if threading.current_thread() is not threading.main_thread():
+    """Keep the SIGTERM handler in the ``with`` block, which starts Ray, if there is one.
+
+    Ray's handlers end the process without a message, or after up to 30 s. While Ray connects, for
+    about a second, a handler in native code cannot be replaced: it aborts the process.
+    """
+    import ray._private.utils as ray_utils
+
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    # None stands for a handler that was not installed from Python and cannot be restored.
+    is_kept = previous_handler not in (None, signal.SIG_DFL)
+    if not is_kept or threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous_handler = signal.getsignal(signal.SIGTERM)
+    set_sigterm_handler = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda _handler: None
     try:
         yield
     finally:
-        # None stands for a handler that was not installed from Python and cannot be restored.
-        if previous_handler not in (None, signal.SIG_DFL):
-            signal.signal(signal.SIGTERM, previous_handler)
+        ray_utils.set_sigterm_handler = set_sigterm_handler
+        signal.signal(signal.SIGTERM, previous_handler)  # native code has replaced it
 
 
 def _prepare_local_start(options: RayInitConfig) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from verl.trainer.cli import PreflightResult
 from verl.trainer.launch.extensions import run_preflight_checks
 
 if TYPE_CHECKING:
-    from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
+    from agent_system.multi_turn_rollout.audit_rollouts import RecordedTrajectory
     from verl.trainer.launch.audit_files import ExternalScores
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def run_audit_preflight_checks(
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
-        return PreflightResult([Problem(str(error), get_problem_code(error))])
+        return PreflightResult([Problem(str(error), get_problem_code(error, "unreadable_file"))])
     has_thinking_levels = should_request_levels(cfg)
     num_options = len(LEVELS) if has_thinking_levels else rlvcr_settings.audit_actions
     num_tasks = min(rlvcr_settings.audit_tasks, rlvcr_settings.audit_points)

@@ -20,7 +20,7 @@ from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_system.environments.env import Task
-from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
+from agent_system.multi_turn_rollout.audit_rollouts import RecordedTrajectory
 from rlvcr.research.audit import AuditedTurn
 from verl.config.settings.errors import UserError
 

@@ -22,7 +22,7 @@ from verl.trainer.launch.preflight_model import find_tokenizer_directory
 from verl.trainer.launch.preflight_prompts import TaskCounts, observe_first_tasks
 from verl.trainer.launch.preflight_weights import summarize_error
 from verl.trainer.ppo.ray_trainer import compute_advantage
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_user_line
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
 
@@ -124,7 +124,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
     except USER_CODE_ERRORS as error:  # may be user-provided code
         reward_function_path = cfg.custom_reward_function.path
         key = REWARD_FUNCTION_KEY if reward_function_path else f"env.{cfg.env.name}.train_files"
-        why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
+        why = f"a trial call on row {first_task['task_id']} failed: {_describe_call_error(error)}"
         allowed = "a finite number for every answer"
         yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
     finally:
@@ -139,7 +139,7 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
     except USER_CODE_ERRORS as error:  # user-provided code
         reward_function_path = cfg.custom_reward_function.path
         key = REWARD_FUNCTION_KEY if reward_function_path else "reward_model.reward_manager"
-        why = f"a trial call on made-up rows failed: {summarize_error(error)}"
+        why = f"a trial call on made-up rows failed: {_describe_call_error(error)}"
         allowed = "a finite number for every trajectory"
         yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
     data.batch["token_level_scores"] = scores
@@ -187,7 +187,12 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
     return loss.detach()
 
 
+def _describe_call_error(error: BaseException) -> str:
+    text = summarize_error(error)
+    return text if "; fix: " in text else f"{text}{describe_user_line(error)}"
+
+
 def _describe_failure(cfg: PPOConfig, key: str, error: BaseException, allowed: str) -> Problem:
-    why = f"a trial call on made-up rows failed: {summarize_error(error)}"
+    why = f"a trial call on made-up rows failed: {_describe_call_error(error)}"
     fix = "correct its code, or set another name"
     return build_problem(cfg, key, why, allowed, fix, "failed_call")

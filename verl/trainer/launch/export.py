@@ -117,19 +117,15 @@ def _rename_critic_weights(
 ) -> dict[str, torch.Tensor]:
     """Return the critic's ``stored_weights``, named as in transformers' token classification."""
     backbone = find_backbone(language_model)
-    new_prefixes = {
-        "backbone": next(
-            name for name, module in language_model.named_modules() if module is backbone
-        )
-    }
-    new_prefixes["value_head"] = VALUE_HEAD
-    split_names = {name: name.split(".", 1) for name in stored_weights}
-    return {
-        ".".join(
-            [new_prefixes.get(split_names[n][0], split_names[n][0]), split_names[n][1]]
-        ): stored_weights[n]
-        for n in stored_weights
-    }
+    backbone_name = next(
+        name for name, module in language_model.named_modules() if module is backbone
+    )
+    new_prefixes = {"backbone": backbone_name, "value_head": VALUE_HEAD}
+    renamed_weights = {}
+    for name, tensor in stored_weights.items():
+        prefix, _, name_in_module = name.partition(".")
+        renamed_weights[f"{new_prefixes.get(prefix, prefix)}.{name_in_module}"] = tensor
+    return renamed_weights
 
 
 @contextlib.contextmanager

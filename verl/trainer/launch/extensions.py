@@ -12,6 +12,7 @@ import yaml
 from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD_PLUGIN
 from verl.config import plugins
+from verl.config.compose import list_override_keys
 from verl.config.derive import are_placeholder_files
 from verl.config.load import default_config, load_config, read_config  # noqa: F401  (re-exported)
 from verl.config.problems import RegisteredNames
@@ -75,8 +76,8 @@ def choose_config_name(overrides: Sequence[str]) -> str:
 
 def choose_sft_config_name(overrides: Sequence[str]) -> str:
     """Return ``sft_trainer`` if the overrides name a policy or files, else ``quickstart_sft``."""
-    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
-    return "sft_trainer" if override_keys & {"model.path", "data.train_files"} else "quickstart_sft"
+    keys = {*list_override_keys(overrides)} & {"model.path", "data.train_files"}
+    return "sft_trainer" if keys else "quickstart_sft"
 
 
 def run_sft_preflight_checks(cfg: SFTConfig) -> PreflightResult:

@@ -135,7 +135,7 @@ def _require_engine(name: str) -> None:
         raise ConfigError(
             f"rollout.name={name!r}: {why}; allowed: {', '.join(ENGINES)}, or module:Class of a "
             "user-provided engine; fix: correct the name, or install the engine",
-            get_problem_code(error),
+            get_problem_code(error, "invalid_syntax"),
         ) from error
 
 

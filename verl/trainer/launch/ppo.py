@@ -24,21 +24,26 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import limit_first_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.adapter_files import SYNC_KEY
-from verl.config.cold_start import is_policy_missing
-from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
+from verl.config.derive import (
+    compute_max_rows,
+    count_engines,
+    count_max_engines_per_node,
+    is_policy_missing,
+    resolve_weight_transfer,
+)
 from verl.config.memory import (
     estimate_object_store_gb,
     has_reference,
     has_reference_copy,
     read_policy_size,
 )
-from verl.config.plan_notes import compute_max_rows
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import TrainedModelConfig
 from verl.config.settings import ConfigError, Problem, Section
+from verl.config.settings.errors import get_problem_code
 from verl.models.hub import model_directory, pin_revision
 from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
@@ -113,8 +118,12 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         setup_logging(run.logs / "driver.log")
         if simulation_text:
             logger.warning("%s: not comparable with published numbers", simulation_text)
-        watchdog = Watchdog(run.logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s)
-        watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
+        watchdog = Watchdog(
+            run.logs,
+            cfg.trainer.waiting_log_s,
+            cfg.trainer.stall_timeout_s,
+            collect_remote_stacks=collect_stacks_of_other_nodes,
+        )
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
             watchdog.enter_stage("tasks")
@@ -183,7 +192,7 @@ def start_run(
     )
     stack.callback(checkpoint_manager.close)
     journal = Journal(run, cfg, tokenizer, collector.encode_rows)
-    stack.callback(journal.finish_run)
+    stack.callback(journal.close)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
         reward_fn = CombinedRewards(reward_fn, workers.reward_group, cfg.reward_model)
@@ -200,7 +209,8 @@ def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environme
     except (ImportError, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
         raise ConfigError(
-            f"env.env_name={cfg.env.env_name!r} has no tasks: {error}", "no_rows"
+            f"env.env_name={cfg.env.env_name!r} has no tasks: {error}",
+            get_problem_code(error, "no_rows"),
         ) from error
 
 
@@ -257,6 +267,7 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
         object_store_gb = limit_object_store_size(
             estimate_object_store_gb(cfg, policy_size, max_rows)
         )
+    stack.callback(stop_ray)  # registered first: a signal may interrupt the start
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=object_store_gb)
     except ConnectionError as error:
@@ -266,7 +277,6 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
             "ray_init.address=null to start Ray with the run",
             "failed_call",
         ) from error
-    stack.callback(stop_ray)
     stack.enter_context(add_lost_nodes_to_errors())
     resource_facts = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
     logger.info("ray: %s CPUs, %s GPUs at %s", *resource_facts)
@@ -345,7 +355,7 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     policy_config = cfg.actor_rollout_ref
     num_threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
     # Set an environment variable, because OpenMP reads the thread count only when torch is loaded.
-    env_vars = {"OMP_NUM_THREADS": str(num_threads)}
+    env_vars = {"OMP_NUM_THREADS": str(num_threads)} | make_device_environment(trainer.device)
 
     def make_spec(cls: type, section: Section, **extra_arguments: str) -> RayClassWithInitArgs:
         arguments = {"seed": trainer.seed, "num_threads": num_threads, "device": trainer.device}
@@ -365,6 +375,14 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     return worker_specs
 
 
+def make_device_environment(device: str) -> dict[str, str]:
+    """Return the environment variables that hide all GPUs from a process with ``device=cpu``.
+
+    Ray shows all GPUs to a process to which it assigns none.
+    """
+    return {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+
+
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
     """Start the rollout workers, and return their Ray handles."""
     policy_config = cfg.actor_rollout_ref
@@ -378,6 +396,8 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     devices = pool.query_device_ids() if devices_per_engine > 1 else []
     remote_class = ray.remote(RolloutWorker)
     worker_env_vars = make_loopback_environment(ray.util.get_node_ip_address())
+    if rollout_config.name != "vllm":  # a build of vLLM for GPUs does not run without one
+        worker_env_vars |= make_device_environment(device)
     workers = []
     for engine_index in range(num_engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.

@@ -76,7 +76,7 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[Problem]:
         yield Problem(
             f"env.env_name={name!r}: {error}; allowed: an installed environment; "
             "fix: see docs/environments.md",
-            get_problem_code(error),
+            get_problem_code(error, "failed_call"),
         )
         return
     try:
@@ -95,7 +95,7 @@ def _find_engine_problems(cfg: PPOConfig) -> Iterator[Problem]:
         cls = import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
         message = f"{ENGINE_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
-        yield Problem(message, get_problem_code(error))
+        yield Problem(message, get_problem_code(error, "invalid_syntax"))
         return
     if not getattr(cls, "gives_logprobs", False):
         why = "it returns no log-probs of the sampled tokens (attribute gives_logprobs)"
@@ -107,4 +107,4 @@ def _find_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
     try:
         load_reward_manager(cfg)
     except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:
-        yield Problem(str(error), get_problem_code(error))
+        yield Problem(str(error), get_problem_code(error, "failed_call"))

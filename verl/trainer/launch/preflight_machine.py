@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from verl.record.run_dir import LOCK_FILE, RunDirectory
 from verl.record.tracking import BUILT_IN_TRACKERS
 from verl.single_controller.ray.local import (
     MAX_DISK_STORE_GB,
+    OBJECT_STORE_GB,
     find_ray_token_path,
     find_session_directory_problem,
     read_free_shared_memory_gb,
@@ -30,10 +32,9 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
 # Directories that get a copy of the trajectories of each training step, or of each validation.
 ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
-# Tracker -> modules of which one must be installed, for trackers whose module has another name.
-TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 # Environment variable with which Ray shows all GPUs to every process.
 SHOW_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+RAY_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # environment variable of the driver of a Ray job
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
 PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 
@@ -56,7 +57,7 @@ def find_machine_problems(
 
 def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem if this machine has too few GPUs. Skip runs that join a cluster."""
-    if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
+    if isinstance(cfg, PPOConfig) and cfg.ray_init.cluster_address:
         return
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = cfg.trainer.device
@@ -82,8 +83,12 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    variable_value = os.environ.get(SHOW_ALL_GPUS)
-    if variable_value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
+    # In the driver of a Ray job, Ray sets the variable itself, and not in the workers of the job.
+    if RAY_JOB_CONFIG in os.environ:
+        return
+    variable_value = os.environ.get(SHOW_ALL_GPUS, "")
+    is_set = variable_value.lower() in ("1", "true")  # as Ray reads it
+    if is_set and cfg.trainer.device != "cpu" and torch.cuda.is_available():
         yield Problem(
             f"{SHOW_ALL_GPUS}={variable_value!r} (environment variable): every engine would use "
             "the first GPU, because Ray then assigns none; allowed: not set; "
@@ -162,11 +167,7 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     key = "trainer.logger"
     external_trackers = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
-    missing_trackers = [
-        name
-        for name in external_trackers
-        if not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
-    ]
+    missing_trackers = [name for name in external_trackers if not find_spec(name)]
     installed_trackers = [name for name in cfg.trainer.logger if name not in missing_trackers]
     for name in missing_trackers:
         why = f"the package of {name} is not installed, so it would get no metrics"
@@ -179,7 +180,7 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if a new local Ray cannot write its authentication token or its sessions."""
-    if cfg.ray_init.address or os.environ.get("RAY_ADDRESS"):
+    if cfg.ray_init.cluster_address:
         return
     session_problem = find_session_directory_problem()
     if session_problem:
@@ -224,8 +225,8 @@ def find_write_problem(directory: Path) -> str:
 
 def _find_cluster_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem of a run that joins a cluster: no connection, or a relative run directory."""
-    address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    if not address or address == "local":
+    address = cfg.ray_init.cluster_address
+    if address is None:
         return
     if address != "auto":
         problems = list(_find_connection_problems(cfg.ray_init.address, address))
@@ -249,6 +250,14 @@ def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
         allowed = f"at most {max(free_gb, MAX_DISK_STORE_GB):.1f}"
         fix = f"set {key}=null, or enlarge /dev/shm (docker run --shm-size)"
         yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")
+    # Ray's store is one file. Beyond the limit the kernel kills Ray's process without a message.
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    starts_ray = (cfg.ray_init.address or os.environ.get("RAY_ADDRESS", "local")) == "local"
+    is_limited = limit_bytes != resource.RLIM_INFINITY
+    if starts_ray and is_limited and limit_bytes < (size_gb or OBJECT_STORE_GB) * 1e9:
+        why = f"Ray's object store is a file, and files are limited to {limit_bytes / 1e9:.2g} GB"
+        allowed = "a limit above the size of the object store"
+        yield build_problem(cfg, key, why, allowed, "run `ulimit -f unlimited`", "does_not_fit")
 
 
 def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[Problem]:

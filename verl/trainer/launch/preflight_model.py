@@ -19,12 +19,15 @@ from agent_system.tokens.template_support import check_template_support
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_rlvcr_settings
 from verl.config.checks.models import ALLOWED_MODELS, suggest_fix_for_missing_model
-from verl.config.cold_start import build_cold_start_config, is_policy_missing
+from verl.config.cold_start import build_cold_start_config
+from verl.config.derive import is_policy_missing
 from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import Problem, value_at_path
+from verl.models.architecture import UnsupportedArchitectureError
+from verl.models.auto_class import choose_auto_class
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import (
     build_meta_model,
@@ -104,6 +107,11 @@ def _find_config_problems(
         message = f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         yield Problem(message, "unreadable_file")
         return
+    try:
+        choose_auto_class(config)
+    except UnsupportedArchitectureError as error:
+        yield Problem(f"{setting}: {error}", "unsupported_model")
+        return
     override_config = model.override_config
     problems = list(find_override_config_problems(section, override_config, config, directory))
     if problems:
@@ -135,7 +143,7 @@ def _find_sequence_parallel_problems(
     row_wise_reason, max_packed_tokens = predict_packing_support(
         config, value_at_path(cfg, f"{section}.trust_remote_code")
     )
-    max_row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
+    max_row_tokens = cfg.data.max_row_tokens
     rlvcr_settings = get_rlvcr_settings(cfg.algorithm)
     if rlvcr_settings.enable:
         max_row_tokens += rlvcr_settings.max_alternative_tokens

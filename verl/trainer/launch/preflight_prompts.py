@@ -25,8 +25,9 @@ from verl.config.derive import count_tasks_of_env_section, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
+from verl.config.settings.errors import get_problem_code
 from verl.utils.chat_template import UnsupportedTemplateError
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_error, describe_user_line
 from verl.utils.waits import log_waiting
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def find_prompt_or_parser_problem(
             returned_value = call()
             fault_text = None if is_valid(returned_value) else f"returned {returned_value!r:.80}"
         except USER_CODE_ERRORS as error:  # boundary to user code
-            fault_text = f"raised {describe_error(error):.200}"
+            fault_text = f"raised {describe_error(error):.200}{describe_user_line(error)}"
         if fault_text is not None:
             return Problem(
                 f"env.env_name={cfg.env.env_name!r}: the call {call_text} {fault_text}; allowed: "
@@ -197,7 +198,7 @@ def _find_file_prompt_problems(
     except PromptsTooLongError as error:
         yield Problem(str(error), "does_not_fit")
     except ValueError as error:
-        yield Problem(str(error), "no_rows")
+        yield Problem(str(error), get_problem_code(error, "no_rows"))
 
 
 def _warn_of_shared_prompts(
@@ -234,7 +235,7 @@ def observe_first_tasks(
         return [], error.problems  # its messages name the key and the file
     except (ImportError, OSError, ValueError, RecursionError) as error:
         why = f"has no tasks: {error}"
-        allowed, problem_code = "an environment with tasks", "no_rows"
+        allowed, problem_code = "an environment with tasks", get_problem_code(error, "no_rows")
     except (EnvFailure, WorkerStartError) as error:
         why = f"cannot be opened: {error}"
         allowed, problem_code = "an environment that opens", "failed_call"

@@ -9,7 +9,7 @@ import yaml
 
 from verl.config.adapter_files import read_saved_adapter
 from verl.config.checkpoint_paths import find_checkpoint_to_resume, suggest_export
-from verl.config.cold_start import is_policy_missing
+from verl.config.derive import is_policy_missing
 from verl.config.problems import build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import Problem, value_at_path

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from verl.config.checkpoint_paths import suggest_export
 from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import did_you_mean, nearest_name
+from verl.models.architecture import UnsupportedArchitectureError
 from verl.models.loader import find_unknown_overrides, override_config_values, read_config
 from verl.models.weights import (
     UnusableWeightsError,
@@ -46,6 +47,8 @@ def find_weight_problems(
             purpose=purpose,
             trust_remote_code=trust_remote_code,
         )
+    except UnsupportedArchitectureError as error:
+        yield Problem(f"{setting}: {error}", "unsupported_model")
     except (UnusableWeightsError, OSError) as error:
         text = str(error) if isinstance(error, UnusableWeightsError) else f"{setting}: {error}"
         yield Problem(text, "wrong_weights")

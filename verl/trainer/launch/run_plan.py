@@ -9,12 +9,12 @@ from typing import Any
 from agent_system.environments.env_registry import find_settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
 from verl.config.adapter_files import START_KEY, read_adapter_settings
-from verl.config.checks.hardware_and_paths import check_cpu_settings, check_engine_devices
 from verl.config.derive import (
     count_engine_gpus_by_node,
     count_training_steps,
     engines_have_separate_gpus,
 )
+from verl.config.devices import check_cpu_settings, check_engine_devices
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, NamesCode, Problem, Section, value_at_path

@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -342,21 +343,21 @@ def encode_episode(
 ) -> SFTRow | None:
     """Return the conversation ``messages`` as one row of token ids with loss weights.
 
-    A message may have a ``weight``, the loss weight of its tokens. By default the tokens of the
-    agent, including the end-of-turn token, have weight 1. All other tokens have ``env_weight``. An
-    episode longer than ``max_length`` tokens is truncated after a whole turn. Return None if no
-    whole turn fits, or if all weights are 0.
+    ``messages`` are a prompt, and then assistant and user messages alternately. A message may have
+    a ``weight``, the loss weight of its tokens. By default the tokens of the agent, including the
+    end-of-turn token, have weight 1. All other tokens have ``env_weight``. An episode longer than
+    ``max_length`` tokens is truncated after a whole turn. Return None if no whole turn fits, or if
+    all weights are 0.
     """
-    first_reply_index = next(
-        (i for i, message in enumerate(messages) if message["role"] == "assistant"), None
-    )
-    if not first_reply_index:
-        raise ValueError("an episode needs a prompt and an assistant message after it")
+    first_reply_index = [message["role"] for message in messages].index("assistant")
     token_ids = bridge.encode_first_prompt(messages[:first_reply_index])
     loss_weights = [messages[0].get("weight", env_weight)] * len(token_ids)
     agent_mask = [False] * len(token_ids)
     length_of_whole_turns = 0
-    for reply, observation in _pair_assistant_and_user(messages[first_reply_index:]):
+    replies = messages[first_reply_index::2]
+    observations = messages[first_reply_index + 1 :: 2]
+    # The last reply may have no observation.
+    for reply, observation in zip_longest(replies, observations):
         reply_ids = bridge.encode_turn(reply["content"])
         token_ids = [*token_ids, *reply_ids]
         loss_weights = loss_weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
@@ -451,19 +452,6 @@ def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
         text_after_tag = text.lstrip().removeprefix(opening_tag)
         text = text_after_tag.removeprefix(thought_opening_tag.partition(opening_tag)[2])
     return bridge.encode_turn(text, is_rendered=False)
-
-
-def _pair_assistant_and_user(
-    messages: Sequence[Message],
-) -> Iterator[tuple[Message, Message | None]]:
-    """Yield each assistant message with the user message after it, or None after the last one."""
-    roles = [message["role"] for message in messages]
-    if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:
-        raise ValueError(
-            f"after the prompt, assistant and user messages must alternate; found {roles}"
-        )
-    for i in range(0, len(messages), 2):
-        yield messages[i], messages[i + 1] if i + 1 < len(messages) else None
 
 
 # ---------------------------------------------------------------------- the policy

@@ -12,6 +12,7 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,9 +82,16 @@ def train_on_ranks(job: SFTJob, num_ranks: int) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="ranks-") as rendezvous_directory:
         # Find other ranks by a file, because another process could take a port.
-        # Use daemons: a rank that hangs must not keep an interrupted run from ending.
         rank_arguments = (job, num_ranks, f"file://{rendezvous_directory}/rendezvous")
-        spawn(_run_rank, rank_arguments, nprocs=num_ranks, daemon=True)
+        ranks: Any = spawn(_run_rank, rank_arguments, nprocs=num_ranks, join=False, daemon=True)
+        try:
+            while not ranks.join():
+                pass
+        finally:
+            # After an interruption the ranks would write until this process ends, and a stopped
+            # rank would keep it from ending.
+            for process in ranks.processes:
+                process.kill()
 
 
 def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -> None:

@@ -3,10 +3,11 @@
     forward passes   all rows of a call, by their tokens and those of their branches
     updates          each mini-batch separately, because ranks synchronize at its optimizer step
 
-Branches are alternative continuations of a row, whose log-probs are computed in the same pass. Rows
-that share a prefix are assigned to the same rank where balance allows, if ranks merge such rows.
-Shared tokens then count once. The rows of a mini-batch, and therefore its gradient, do not depend
-on the assignment.
+Branches are alternative continuations of a row, whose log-probs are computed in the same pass. The
+kind of the model's forward passes determines if the prefix of a branch is computed again. Rows that
+share a prefix are assigned to the same rank where balance allows, if ranks merge such rows. Shared
+tokens then count once. The rows of a mini-batch, and therefore its gradient, do not depend on the
+assignment.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from verl.config.schema import PPOConfig
+from verl.models.forward_kind import PACKED_SETTINGS, ForwardKind, ForwardSettings
 from verl.models.prefix_tree import should_merge_rows, sort_sequences
 from verl.names import PrefixTree
 from verl.protocol import DataProto
@@ -65,17 +67,18 @@ def call_with_balanced_rows(
     data: DataProto,
     num_ranks: int,
     is_balanced: bool = True,
-    prefix_tree: PrefixTree = False,
+    forward_settings: ForwardSettings = PACKED_SETTINGS,
 ) -> DataProto:
     """Return ``compute_on_ranks(data)`` in the order of the rows of ``data``.
 
     ``compute_on_ranks`` gets the rows in another order, so that all ranks get about equal numbers
-    of tokens. It must return one row for each row. ``split_rows`` explains ``prefix_tree``.
+    of tokens to compute with ``forward_settings``. It must return one row for each row.
     """
     if num_ranks == 1 or not is_balanced:
         return compute_on_ranks(data)
-    token_ids_by_row = list_row_token_ids(data) if prefix_tree else ()
-    rows_per_rank = split_rows(count_row_tokens(data), num_ranks, token_ids_by_row, prefix_tree)
+    row_tokens = count_row_tokens(data, forward_settings.kind)
+    token_ids_by_row, prefix_tree = list_mergeable_rows(data, forward_settings)
+    rows_per_rank = split_rows(row_tokens, num_ranks, token_ids_by_row, prefix_tree)
     reordered_results = compute_on_ranks(
         reorder_by_rank(data.narrow_dtypes(SENT_DTYPES), rows_per_rank)
     )
@@ -98,7 +101,7 @@ def shard_minibatches(
     role: str,
     step: int,
     num_ranks: int,
-    prefix_tree: PrefixTree = False,
+    forward_settings: ForwardSettings = PACKED_SETTINGS,
 ) -> DataProto:
     """Return ``batch`` for the update of ``role`` (``actor``, ``critic``), divided among ranks.
 
@@ -120,14 +123,14 @@ def shard_minibatches(
     # Use the seed of the workers: driver and workers must form the same mini-batches.
     seed_parts = (f"update_{role}", config.trainer.seed, step)
     mini_batches = epoch_mini_batches(update_columns, role_config, 0, *seed_parts)
-    row_tokens = count_row_tokens(update_columns)
+    row_tokens = count_row_tokens(update_columns, forward_settings.kind)
     if role == "actor":
         trained_rows = set(rows_trained_on(config.actor_rollout_ref.actor, update_columns))
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
         row_tokens = [
             num_tokens if row in trained_rows else 0 for row, num_tokens in enumerate(row_tokens)
         ]
-    token_ids_by_row = list_row_token_ids(update_columns) if prefix_tree else ()
+    token_ids_by_row, prefix_tree = list_mergeable_rows(update_columns, forward_settings)
     rows_per_rank = split_mini_batches(
         mini_batches, row_tokens, num_ranks, token_ids_by_row, prefix_tree
     )
@@ -145,27 +148,32 @@ def _concatenate_rows(rows_per_rank: Sequence[Sequence[int]]) -> np.ndarray:
     return np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
 
 
-def count_row_tokens(data: DataProto) -> list[int]:
-    """Return the number of tokens of each row, including those of its branches.
+def count_row_tokens(data: DataProto, forward_kind: ForwardKind) -> list[int]:
+    """Return the number of tokens to compute for each row and its branches.
 
-    A branch is an alternative continuation of a row, whose log-probs are also computed.
+    A branch is an alternative continuation of a row, whose log-probs are also computed. Spans are
+    token ranges of the row, so they add no tokens.
     """
-    row_tokens = data.batch["attention_mask"].sum(-1).tolist()
-    branches = data.non_tensor_batch.get(BRANCHES)
-    if branches is None:
-        return row_tokens
-    branch_tokens = [sum(len(branch.token_ids) for branch in row) for row in branches]
-    return [
-        num_row_tokens + num_branch_tokens
-        for num_row_tokens, num_branch_tokens in zip(row_tokens, branch_tokens, strict=True)
-    ]
+    row_lengths = data.batch["attention_mask"].sum(-1).tolist()
+    branches = data.non_tensor_batch.get(BRANCHES, [()] * len(data))
+    return list(map(forward_kind.count_tokens, row_lengths, branches))
 
 
-def list_row_token_ids(data: DataProto) -> list[np.ndarray]:
-    """Return the token ids of each row without padding."""
+def list_mergeable_rows(
+    data: DataProto, forward_settings: ForwardSettings
+) -> tuple[list[np.ndarray], PrefixTree]:
+    """Return the arguments of ``split_rows`` about rows that share prefixes.
+
+    They are the token ids of each row without padding, and ``prefix_tree``. If ranks cannot merge
+    rows of these lengths, they are an empty list and False.
+    """
     is_token = data.batch["attention_mask"].bool()
-    row_lengths = is_token.sum(-1)
-    return np.split(data.batch["input_ids"][is_token].numpy(), row_lengths.cumsum(0)[:-1].numpy())
+    row_lengths = is_token.sum(-1).numpy()
+    prefix_tree = forward_settings.resolve_prefix_tree(row_lengths.max(initial=0))
+    if not prefix_tree:
+        return [], False
+    row_ends = row_lengths.cumsum()[:-1]
+    return np.split(data.batch["input_ids"][is_token].numpy(), row_ends), prefix_tree
 
 
 def split_mini_batches(

@@ -385,13 +385,15 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def shard_rows(self, batch: DataProto, role: str) -> DataProto:
         """Return the columns that the update of ``role`` reads, with rows assigned to ranks."""
+        workers = self.workers
+        forward_settings = workers.critic_forward if role == "critic" else workers.actor_forward
         return shard_minibatches(
             batch,
             self.config,
             role,
             self.global_step,
-            self.workers.data_parallel_size,
-            self.workers.prefix_tree,
+            workers.data_parallel_size,
+            forward_settings,
         )
 
     def wake_engines(self) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from verl.names import PrefixTree
+from verl.models.forward_kind import PACKED_SETTINGS, ForwardSettings
 from verl.protocol import DataProto
 from verl.records import WeightFingerprints, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -99,7 +99,9 @@ class TrainingWorkers:
         sends_adapter: a weight sync sends only the LoRA adapter. The first one also sends the
             weights of the base model.
         actor_computes_reference: the reference policy is the actor without its LoRA adapter.
-        prefix_tree: as in ``verl.trainer.ppo.minibatch_sharding.split_rows``.
+        actor_forward: settings of the forward passes of actor and reference, by which the tokens
+            to compute for a row are counted.
+        critic_forward: settings of the forward passes of the critic.
     """
 
     actor_group: RayWorkerGroup
@@ -112,7 +114,8 @@ class TrainingWorkers:
     engines_sleep: bool = True
     sends_adapter: bool = False
     actor_computes_reference: bool = False
-    prefix_tree: PrefixTree = False
+    actor_forward: ForwardSettings = PACKED_SETTINGS
+    critic_forward: ForwardSettings = PACKED_SETTINGS
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
     _are_engines_asleep: bool = field(default=False, init=False)
     _last_sent_fingerprints: WeightFingerprints | None = field(default=None, init=False)
@@ -161,8 +164,10 @@ class TrainingWorkers:
             engines_sleep=engines_share_devices,
             sends_adapter=sends_adapter,
             actor_computes_reference=actor_computes_reference,
-            prefix_tree=groups[Role.Actor].resolve_prefix_tree()[0],
+            actor_forward=groups[Role.Actor].get_forward_settings()[0],
         )
+        if workers.critic_group is not None:
+            workers.critic_forward = workers.critic_group.get_forward_settings()[0]
         workers._are_engines_asleep = should_load_engines_first
         return workers
 
@@ -179,7 +184,7 @@ class TrainingWorkers:
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return old log-probs and entropies of rows, and the results of their score requests."""
         columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
-        return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
+        return self._call_on_ranks(self.actor_group.compute_log_prob, columns, self.actor_forward)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
@@ -187,20 +192,23 @@ class TrainingWorkers:
         if group is None:
             raise ValueError("this run has no reference policy")
         columns = select_columns(data, FORWARD_COLUMNS, ())
-        return self._call_on_ranks(group.compute_ref_log_prob, columns)
+        return self._call_on_ranks(group.compute_ref_log_prob, columns, self.actor_forward)
 
     def compute_values(self, data: DataProto) -> DataProto:
         """Return values of the tokens of rows. Raise ``ValueError`` if there is no critic."""
         if self.critic_group is None:
             raise ValueError("this run has no critic")
         columns = select_columns(data, FORWARD_COLUMNS, ())
-        return self._call_on_ranks(self.critic_group.compute_values, columns)
+        return self._call_on_ranks(self.critic_group.compute_values, columns, self.critic_forward)
 
     def _call_on_ranks(
-        self, compute_on_ranks: Callable[[DataProto], DataProto], data: DataProto
+        self,
+        compute_on_ranks: Callable[[DataProto], DataProto],
+        data: DataProto,
+        forward_settings: ForwardSettings,
     ) -> DataProto:
         return call_with_balanced_rows(
-            compute_on_ranks, data, self.data_parallel_size, self.is_balanced, self.prefix_tree
+            compute_on_ranks, data, self.data_parallel_size, self.is_balanced, forward_settings
         )
 
     def sleep_engines(self) -> None:

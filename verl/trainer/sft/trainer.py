@@ -95,9 +95,10 @@ class SFTTrainer:
             is_final_step = self.step == len(self.batches)
             if is_final_step or (self.test_freq > 0 and self.step % self.test_freq == 0):
                 metrics |= self.evaluate()
+            # Report before the save: a resumed run does not repeat the step of its checkpoint.
+            on_step(OptimizerStepResult(self.step, metrics, is_final_step))
             if self.save_freq > 0 and (is_final_step or self.step % self.save_freq == 0):
                 self.save()
-            on_step(OptimizerStepResult(self.step, metrics, is_final_step))
 
     def save(self) -> None:
         """Write a checkpoint of the current step. All ranks must call it."""

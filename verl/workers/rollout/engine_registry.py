@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig, RolloutConfig
 from verl.config.schema.model import ModelConfig
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
 from verl.models.config_values import replace_config_values
 from verl.models.hub import model_directory
@@ -59,9 +60,10 @@ def import_engine_class(name: str) -> EngineClass:
     Raises ``ValueError`` for an unknown name, and the errors of an import.
     """
     if name not in ENGINES and ":" not in name:
-        raise ValueError(
+        raise UserError(
             f"actor_rollout_ref.rollout.name={name!r}; allowed: {', '.join(ENGINES)} and "
-            f"import paths module:Class{did_you_mean(name, ENGINES)}"
+            f"import paths module:Class{did_you_mean(name, ENGINES)}",
+            "unknown_name",
         )
     module_name, _, class_name = ENGINES.get(name, name).partition(":")
     return getattr(importlib.import_module(module_name), class_name)

@@ -45,6 +45,7 @@ from verl.models.adapters import list_adapter_shapes
 from verl.models.backbone import find_length_dependent_rope
 from verl.models.checkpoint_format import convert_to_checkpoint, plan_conversions
 from verl.models.forward_kind import plan_passes
+from verl.models.loader import read_config
 from verl.models.lora import drop_lora
 from verl.models.token_scores import compute_float32_logits
 from verl.models.weights import disable_weight_rescaling, load_weights
@@ -131,7 +132,10 @@ class HFEngine(AdapterEngine):
             torch.set_num_threads(num_threads)
         dtype = getattr(torch, config.dtype)
         model: PreTrainedModel = load_weights(
-            model_path, dtype=dtype, trust_remote_code=trust_remote_code
+            model_path,
+            config=read_config(model_path, trust_remote_code),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
         )
         disable_weight_rescaling(model.config)
         _move_model(model, "cuda" if torch.cuda.is_available() else "cpu")
@@ -186,10 +190,11 @@ class HFEngine(AdapterEngine):
         self._device = model.device
         if note := describe_missing_cache(model):
             _warn_about_missing_cache(note)
-        self._vocab_size: int = model.config.vocab_size
+        text_config = model.config.get_text_config()
+        self._vocab_size: int = text_config.vocab_size
         # Models without position embeddings, such as state spaces, have no limit.
         self._max_model_len: int = max_model_len or getattr(
-            model.config, "max_position_embeddings", sys.maxsize
+            text_config, "max_position_embeddings", sys.maxsize
         )
         self._max_num_seqs = max_num_seqs
         self._waiting_rows: deque[_Row] = deque()

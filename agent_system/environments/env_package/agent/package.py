@@ -19,9 +19,10 @@ from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.agent.settings import AgentSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.custom import load_import_path
+from agent_system.reward_manager.custom import check_arguments, load_import_path
 
 NAME = "agent"
+AGENT_ARGUMENTS = ("task", "seed", "base_url", "api_key", "model")
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 
@@ -104,7 +105,8 @@ def _load_user_function(settings: AgentSettings, setting_name: str) -> Callable[
 
 def list_tasks(settings: AgentSettings, split: str) -> list[Task]:
     """Return the tasks of ``split`` from the user's function ``env.agent.tasks``."""
-    _load_user_function(settings, "path")  # report a missing agent at startup, not in a worker
+    agent_function = _load_user_function(settings, "path")  # report errors before workers start
+    check_arguments(agent_function, f"env.{NAME}.path={settings.path!r}", AGENT_ARGUMENTS)
     return [{"data_source": NAME, **task} for task in _load_user_function(settings, "tasks")(split)]
 
 

@@ -47,7 +47,6 @@ class AlfworldEnv:
         self._state_labeler: DerivedThoughtsExpert | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        del seed  # the engine is deterministic, so a task has one start state
         if self._loaded_task_id != task["task_id"]:
             # Clear the id first: if loading fails, a later reset must not use the previous game.
             self._loaded_task_id = None

@@ -4,16 +4,10 @@ from importlib import metadata
 from typing import Any
 
 from agent_system.environments.env import Prompts
-from agent_system.environments.env_package.alfworld import games, layout
+from agent_system.environments.env_package.alfworld import games, layout, prompts
 from agent_system.environments.env_package.alfworld.derived_thoughts import DerivedThoughtsExpert
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
 from agent_system.environments.env_package.alfworld.expert import AlfworldExpert
-from agent_system.environments.env_package.alfworld.prompts import (
-    CompactAlfworldPrompts,
-    FullAlfworldPrompts,
-    ObservationLogPrompts,
-    parse_game_command,
-)
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks, list_tasks
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
@@ -31,8 +25,10 @@ EPISODES_PER_GAME = 3
 
 def make_prompts(settings: AlfworldSettings) -> Prompts:
     if settings.prompt == "full":
-        return FullAlfworldPrompts(settings.level_prompts)
-    return ObservationLogPrompts() if settings.thoughts == "carried" else CompactAlfworldPrompts()
+        return prompts.FullAlfworldPrompts(settings.level_prompts)
+    if settings.thoughts == "carried":
+        return prompts.ObservationLogPrompts()
+    return prompts.CompactAlfworldPrompts()
 
 
 def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
@@ -91,6 +87,6 @@ PACKAGE = EnvPackage(
     make=AlfworldEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=parse_game_command,
+    project=prompts.parse_game_command,
     expert=EXPERT,
 )

@@ -57,7 +57,6 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        del levels  # the window is the same with and without thinking levels
         lines = [shorten_first_observation(first.text)]
         for text, action in history:
             # The first line already contains the first observation, so add only its action.
@@ -74,7 +73,6 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        del levels  # the window is the same with and without thinking levels
         earlier_texts = [shorten_observation(text) for text, _ in history if text != first.text]
         lines = [shorten_first_observation(first.text)]
         if earlier_texts:
@@ -126,7 +124,6 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        del levels  # the window is the same with and without thinking levels
         paragraphs = [first.text]
         if history:
             paragraphs.append("Your most recent turns:")

@@ -24,7 +24,6 @@ class DatasetEnv(Env):
         self.task: Task = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # the task determines the episode
         self.task = task
         return build_first_observation(task)
 

@@ -16,7 +16,7 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.dataset.grading import read_truths
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
-from verl.utils.limits import USER_CODE_ERRORS, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 from verl.utils.message_rows import DataRow, InvalidRowError, read_prompt_messages, read_table
 
 NAME = "dataset"
@@ -55,7 +55,7 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
         rows = load_function(str(path), class_name, "env.dataset.custom_cls")(list(files))
         num_rows = len(rows)
     except USER_CODE_ERRORS as error:  # user-provided code
-        error_text = describe_error(error)
+        error_text = describe_raised_error(error)
         message = f"{class_source}: {error_text}; {allowed}; fix: correct the class"
         raise InvalidRowError(message, "failed_call") from error
     if not num_rows:
@@ -68,8 +68,8 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
         except USER_CODE_ERRORS as error:  # user-provided code
             raise InvalidRowError(
-                f"{class_source}: row {index} of {num_rows}: {describe_error(error)}; {allowed}; "
-                "fix: correct the class",
+                f"{class_source}: row {index} of {num_rows}: {describe_raised_error(error)}; "
+                f"{allowed}; fix: correct the class",
                 "failed_call",
             ) from error
         yield DataRow(class_source, index, cells)

@@ -34,7 +34,7 @@ class ExamExpert:
         return Decision(answer, thoughts=thoughts)
 
     def observe(self, action: str, observation: Observation) -> None:
-        del action  # the action was right: a wrong answer would have ended the episode
+        # The action was right: a wrong answer would have ended the episode.
         self.solution = solve_question(observation.text)
 
 

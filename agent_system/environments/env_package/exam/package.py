@@ -8,13 +8,8 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
+from agent_system.environments.env_package.exam import questions
 from agent_system.environments.env_package.exam.expert import EXPERT
-from agent_system.environments.env_package.exam.questions import (
-    NAME,
-    list_tasks,
-    load_questions_by_generator,
-    load_task_questions,
-)
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.exam.solvers import shorten_observation, solve_question
 from agent_system.environments.package import EnvPackage
@@ -42,10 +37,10 @@ class ExamEnv(QuestionSeries[dict[str, Any]]):
 
     def __init__(self, settings: ExamSettings) -> None:
         super().__init__()
-        self._questions_by_generator = load_questions_by_generator(settings)
+        self._questions_by_generator = questions.load_questions_by_generator(settings)
 
     def load_questions(self, task: Task) -> list[dict[str, Any]]:
-        return load_task_questions(self._questions_by_generator, task)
+        return questions.load_task_questions(self._questions_by_generator, task)
 
     def is_valid(self, question: dict[str, Any], answer: str) -> bool:
         solution = solve_question(question["question"])
@@ -71,10 +66,10 @@ def make_prompts(settings: ExamSettings) -> ChatPrompts | CompactPrompts:
 
 
 PACKAGE = EnvPackage(
-    name=NAME,
+    name=questions.NAME,
     settings=ExamSettings,
     make=ExamEnv,
-    tasks=list_tasks,
+    tasks=questions.list_tasks,
     prompts=make_prompts,
     expert=EXPERT,
 )

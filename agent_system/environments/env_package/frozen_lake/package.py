@@ -4,7 +4,7 @@ import random
 from functools import lru_cache
 from typing import Any
 
-from gymnasium.envs.toy_text import frozen_lake as rules
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, is_valid
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
@@ -47,7 +47,7 @@ class FrozenLakeTextEnv(Env):
 
     def __init__(self, settings: LakeSettings) -> None:
         self.settings = settings
-        self._gym_env: Any = None  # FrozenLakeEnv of the current map
+        self._gym_env: Any = None  # environment of the current map
         self._map_rows: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -55,9 +55,7 @@ class FrozenLakeTextEnv(Env):
         if self._map_rows != tuple(task["map"]):
             self._map_rows = tuple(task["map"])
             # Reuse the environment for equal maps: gymnasium builds a table of all transitions.
-            self._gym_env = rules.FrozenLakeEnv(
-                desc=task["map"], is_slippery=self.settings.slippery
-            )
+            self._gym_env = FrozenLakeEnv(desc=task["map"], is_slippery=self.settings.slippery)
         self._gym_env.reset(seed=seed)
         return self._make_observation("")
 
@@ -146,7 +144,7 @@ def _generate_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]
         ]
         rows_of_symbols[0][0] = "S"
         rows_of_symbols[-1][-1] = "G"
-        if rules.is_valid(rows_of_symbols, side_length):
+        if is_valid(rows_of_symbols, side_length):
             return tuple(map("".join, rows_of_symbols))
 
 

@@ -16,6 +16,7 @@ from agent_system.environments.env_package.gymnasium.text_descriptions import (
     make_grid_description,
 )
 from agent_system.reward_manager.custom import load_function
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
 
 NAME = "gymnasium"
@@ -26,7 +27,7 @@ MAX_VECTOR_SIZE = 32  # maximum size of a vector observation that is shown as nu
 _VERSIONED_ID_PATTERN = re.compile(r"^(.*)-v(\d+)$")
 
 
-class NoTextDescriptionError(ValueError):
+class NoTextDescriptionError(UserError):
     """Error: the environment cannot be described as text with these settings."""
 
 
@@ -72,13 +73,15 @@ def make_gym_env(settings: GymnasiumSettings) -> Any:
         raise NoTextDescriptionError(
             f"env.{NAME}.env_id={env_id!r}: {error}{did_you_mean(env_id, gymnasium.registry)}; "
             f"allowed: names and options that gymnasium.make accepts; "
-            f"fix: env.{NAME}.env_id=Taxi-v4"
+            f"fix: env.{NAME}.env_id=Taxi-v4",
+            "unknown_name" if isinstance(error, gymnasium.error.UnregisteredEnv) else "failed_call",
         ) from error
     if not isinstance(gym_env.action_space, gymnasium.spaces.Discrete):
         raise NoTextDescriptionError(
             f"env.{NAME}.env_id={env_id!r}: its actions are {gym_env.action_space}; "
             f"allowed: discrete actions; fix: env.{NAME}.env_id=Taxi-v4, "
-            "or use a wrapper that makes them discrete"
+            "or use a wrapper that makes them discrete",
+            "out_of_range",
         )
     return gym_env
 
@@ -108,7 +111,8 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
             f"env.{NAME}.actions={list(action_names)!r}: {settings.env_id} has "
             f"{action_count} actions, counted from "
             f"{first_action_number}; allowed: {action_count} names, counted from 0; "
-            f"fix: env.{NAME}.actions=[{','.join(f'a{n}' for n in range(action_count))}]"
+            f"fix: env.{NAME}.actions=[{','.join(f'a{n}' for n in range(action_count))}]",
+            "out_of_range",
         )
     base_description = packaged_description or TextDescription(
         _format_numbers, action_names, f"You act in the environment {settings.env_id}."
@@ -119,12 +123,13 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
         describe_function = load_function(
             settings.describe.path, function_name, f"env.{NAME}.describe"
         )
-    if describe_function is _format_numbers and not _has_text_description(observation_space):
+    if describe_function is _format_numbers and not _can_be_formatted(observation_space):
         raise NoTextDescriptionError(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are "
             f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, "
             f"or a function that describes them; "
-            f"fix: env.{NAME}.describe.path=FILE"
+            f"fix: env.{NAME}.describe.path=FILE",
+            "out_of_range",
         )
     return replace(
         base_description,
@@ -146,14 +151,14 @@ def _format_numbers(observation: Any, *_info_and_env: object) -> str:
     return str(observation)
 
 
-def _has_text_description(observation_space: object) -> bool:
+def _can_be_formatted(observation_space: object) -> bool:
     """Return True if observations are texts, numbers or vectors of limited size."""
     from gymnasium import spaces
 
     if isinstance(observation_space, spaces.Dict):
-        return all(map(_has_text_description, observation_space.values()))
+        return all(map(_can_be_formatted, observation_space.values()))
     if isinstance(observation_space, spaces.Tuple):
-        return all(map(_has_text_description, observation_space))
+        return all(map(_can_be_formatted, observation_space))
     if isinstance(observation_space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return (
             len(observation_space.shape or ()) <= 1

@@ -10,6 +10,8 @@ import io
 from itertools import compress
 from typing import Any
 
+import numpy as np
+
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Prompts, Step, Task
 from agent_system.environments.env_package.gymnasium import gym_envs
@@ -30,9 +32,6 @@ class GymnasiumEnv:
     placement = "process"  # third-party code may render, wait or crash
 
     def __init__(self, settings: GymnasiumSettings) -> None:
-        import numpy
-
-        self._make_random_generator = numpy.random.default_rng
         self.settings = settings
         self.gym_env = gym_envs.make_gym_env(settings)
         self.description = gym_envs.make_text_description(settings)
@@ -51,7 +50,7 @@ class GymnasiumEnv:
         # Some environments print to standard output while they generate a level.
         with contextlib.redirect_stdout(io.StringIO()):
             self._observation, self._info = self.gym_env.reset(seed=task["reset_seed"])
-        self.gym_env.unwrapped.np_random = self._make_random_generator(seed)
+        self.gym_env.unwrapped.np_random = np.random.default_rng(seed)
         return self._make_observation("")
 
     def step(self, action: str) -> Step:

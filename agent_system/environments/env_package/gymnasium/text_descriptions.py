@@ -7,13 +7,11 @@ observation of MiniGrid or BabyAI states mission, direction, inventory and visib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from agent_system.environments.env_package.frozen_lake.prompts import draw_map
 from agent_system.environments.env_package.gymnasium.settings import SuccessCondition
+from verl.utils.files import read_yaml_table
 
 TAXI_MOVES = ("south", "north", "east", "west")  # in the order of their action numbers
 TAXI_STANDS = ("red", "green", "yellow", "blue")  # in the order of their location numbers
@@ -124,8 +122,6 @@ def _read_descriptions() -> dict[str, TextDescription]:
         "cliff": describe_cliff,
         "blackjack": describe_blackjack,
     }
-    path = Path(__file__).with_name("toy_text.yaml")
-    entry_by_env_id = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
         env_id: TextDescription(
             describe_functions[entry["describe"]]
@@ -135,7 +131,7 @@ def _read_descriptions() -> dict[str, TextDescription]:
             entry["rules"],
             entry.get("success_condition", "reward"),
         )
-        for env_id, entry in entry_by_env_id.items()
+        for env_id, entry in read_yaml_table(__file__, "toy_text.yaml").items()
     }
 
 

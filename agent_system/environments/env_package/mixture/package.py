@@ -105,7 +105,6 @@ class MixturePrompts:
 
     def system(self, levels: bool) -> str | None:
         """Return None: each environment of the mixture has its own system message."""
-        del levels
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:

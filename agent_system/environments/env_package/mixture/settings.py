@@ -13,6 +13,7 @@ from agent_system.environments.env_registry import (
 )
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import PositiveInt, read_section_or_raise
+from verl.config.settings.errors import UserError
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
@@ -38,10 +39,11 @@ class MixtureSettings(EnvSettings):
     def _convert_list_to_dict(cls, parts: object) -> Any:
         # Refuse keys with a colon: the command line parses {a:P: 2} as {"a": "P: 2"}.
         if isinstance(parts, dict) and any(":" in str(value) for value in parts.values()):
-            raise ValueError(
+            raise UserError(
                 f"{parts!r}: on the command line a name with a colon cannot be a key; "
                 'allowed: a list of "NAME=WEIGHT" in quotes; '
-                'fix: ["my_lab.grid:PACKAGE=2", "sokoban"]'
+                'fix: ["my_lab.grid:PACKAGE=2", "sokoban"]',
+                "invalid_syntax",
             )
         if not isinstance(parts, list):
             return parts
@@ -49,9 +51,10 @@ class MixtureSettings(EnvSettings):
         for part in parts:
             match = _WEIGHTED_PART_PATTERN.fullmatch(part) if isinstance(part, str) else None
             if match is None:
-                raise ValueError(
+                raise UserError(
                     f"{part!r}; allowed in a list: NAME, or NAME=WEIGHT with a positive integer; "
-                    'fix: ["frozen_lake=2", "sokoban"]'
+                    'fix: ["frozen_lake=2", "sokoban"]',
+                    "invalid_syntax",
                 )
             part_name, weight = match.groups()
             if part_name in weights_by_name:
@@ -98,7 +101,6 @@ class MixtureSettings(EnvSettings):
         return self.model_copy(update={"kwargs": settings_by_part})
 
     def describe_substitute_data(self, env_name: str) -> str:
-        del env_name  # a mixture is described by the names of its parts
         descriptions = [
             self.read_part_settings(part).describe_substitute_data(canonicalize_env_name(part))
             for part in self.part_weights

@@ -4,9 +4,7 @@ It is pure Python and deterministic, and an episode has only a few turns. Tests 
 not need a specific environment. It is also the template for new environments.
 """
 
-import re
-
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
+from agent_system.environments.chat_prompts import ACTION_TAG_PATTERN, ChatPrompts, CompactPrompts
 from agent_system.environments.env import Env, Observation, PastTurns, Step, Task
 from agent_system.environments.env_package.number_line.expert import (
     EXPERT,
@@ -18,7 +16,6 @@ from agent_system.environments.package import EnvPackage
 from rlvcr.levels import merge_level_prompts
 
 MAX_STEPS = 12  # default number of turns
-ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 RULES = """You stand on a number line. Reach the target number.
 Moves: left (-1), right (+1), jump left (-3), jump right (+3)."""
 ANSWER_FORMAT = "Answer with your move between tags: <action>right</action>"
@@ -48,7 +45,6 @@ class NumberLineEnv(Env):
         self.max_steps = settings.max_steps or MAX_STEPS
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # nothing is random
         self.position: int = task["start"]
         self.target: int = task["target"]
         self.steps = 0
@@ -90,7 +86,6 @@ class NumberLinePrompts(ChatPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        del first, levels  # the system message contains the rules and the answer format
         past_turns = "".join(f"{past_text} You chose: {action}\n" for past_text, action in history)
         return f"{past_turns}{observation.text}"
 
@@ -142,7 +137,7 @@ def parse_move(text: str) -> tuple[str, bool]:
 
     Without tags, return the last 40 characters of ``text``, and False.
     """
-    actions = ACTION_PATTERN.findall(text)
+    actions = ACTION_TAG_PATTERN.findall(text)
     return (actions[-1].strip().lower(), True) if actions else (text.strip().lower()[-40:], False)
 
 

@@ -9,14 +9,13 @@ seed affects. A server exchanges JSON messages over a WebSocket at ``/ws``::
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ACTION_TAG_PATTERN, ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
 from agent_system.environments.event_loop import await_if_needed
@@ -29,7 +28,6 @@ NAME = "openenv"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # maximum size of a message from a server
 # Fields of OpenEnv's observations that do not belong to the content.
 _NON_CONTENT_FIELDS = ("done", "reward", "metadata")
-_CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
 class InvalidActionError(ValueError):
@@ -164,7 +162,6 @@ class OpenEnvEnv:
         self._last_observation_text = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # unused: the task contains the seed
         session_result = self._session.reset({**self.settings.reset_options, "seed": task["seed"]})
         self._last_observation_text = self._read_observation_text(session_result.observation)
         return Observation(self._last_observation_text)
@@ -215,7 +212,7 @@ def parse_action(text: str) -> tuple[str, bool]:
     Unlike ``project_action``, keep white space within the text and its length: it may be code.
     Without a closed tag, return the action of ``project_action``, and False.
     """
-    closed_actions = _CLOSED_ACTION_PATTERN.findall(text)
+    closed_actions = ACTION_TAG_PATTERN.findall(text)
     if not closed_actions:
         return project_action(text)[0], False
     action = closed_actions[0].strip()

@@ -49,7 +49,6 @@ class ReasoningGymEnv(Env):
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # the task determines the question
         self.entry = self.questions[task["number"]]
         return Observation(self.entry["question"])
 

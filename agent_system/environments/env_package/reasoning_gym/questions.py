@@ -17,6 +17,7 @@ from typing import Any
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.tasks import get_task_number_range
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
 from verl.utils.seeds import preserve_random_state
 
@@ -103,10 +104,11 @@ def _create_questions(
 ) -> Questions:
     generators = _load_generators()
     if generator not in generators:
-        raise ValueError(
+        raise UserError(
             f"env.{NAME}.task={generator!r}: reasoning-gym has no such generator"
             f"{did_you_mean(generator, generators)}; allowed: {', '.join(sorted(generators))}; "
-            f"fix: env.{NAME}.task=chain_sum"
+            f"fix: env.{NAME}.task=chain_sum",
+            "unknown_name",
         )
     import reasoning_gym
 
@@ -117,9 +119,10 @@ def _create_questions(
         )
     except (TypeError, AssertionError, ValueError) as error:
         allowed_options = sorted(set(vars(generators[generator][1]())) - {"size", "seed"})
-        raise ValueError(
+        raise UserError(
             f"env.{NAME}.options.{generator}={options!r}: {error}; allowed: "
-            f"{', '.join(allowed_options)}; fix: remove all other options"
+            f"{', '.join(allowed_options)}; fix: remove all other options",
+            "out_of_range",
         ) from error
 
 

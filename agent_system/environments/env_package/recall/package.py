@@ -35,14 +35,12 @@ class RecallEnv(Env):
     placement = "inline"
 
     def __init__(self, settings: RecallSettings) -> None:
-        del settings  # the task contains the pages
         self._observation_texts: list[str] = []
         self._turn = 0
         self._answer = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Return the question as first observation, before any page."""
-        del seed  # nothing is random
         question = f"{task['place']}+1"
         pages = [f"{question} {page}" for page in task["pages"]]
         self._observation_texts = [question, *pages, question + QUESTION_END]

@@ -11,12 +11,7 @@ from itertools import permutations
 from typing import Any
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.relay.doors import (
-    NAME,
-    compute_needed_level,
-    generate_tasks,
-    parse_door,
-)
+from agent_system.environments.env_package.relay import doors
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Thought
 from rlvcr.levels import LEVELS
@@ -28,7 +23,7 @@ class RelayExpert:
     def __init__(self, episode: EpisodeStart[RelaySettings]) -> None:
         self.settings = episode.settings
         self.rng = episode.rng
-        self.door = parse_door(episode.first.text)
+        self.door = doors.parse_door(episode.first.text)
 
     def act(self) -> Decision:
         hops_by_level = self.settings.hops
@@ -39,12 +34,12 @@ class RelayExpert:
         }
         if self.rng.random() < self.settings.wrong_thought_share:
             thoughts[LEVELS[-1]] = self._make_wrong_thought()
-        level = compute_needed_level(self.door.hops, hops_by_level)
+        level = doors.compute_needed_level(self.door.hops, hops_by_level)
         return Decision(self.door.answer_place, thoughts=thoughts, needed_level=level)
 
     def observe(self, action: str, observation: Observation) -> None:
-        del action  # the action was right: a wrong action would have ended the episode
-        self.door = parse_door(observation.text)
+        # The action was right: a wrong action would have ended the episode.
+        self.door = doors.parse_door(observation.text)
 
     def _make_wrong_thought(self) -> Thought:
         """Return a thought that starts at a wrong place, with the resulting action."""
@@ -66,7 +61,7 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
     The arrows of a door form cycles of ``settings.shortest_cycle`` or more places.
     """
     doors_per_task = settings.demonstrated_doors
-    return generate_tasks(
+    return doors.generate_tasks(
         settings, "demonstrations", count, doors_per_task, settings.shortest_cycle
     )
 
@@ -74,7 +69,7 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
 def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
     """Return all values that change the demonstrations: the key of their cache."""
     return [
-        NAME,
+        doors.NAME,
         EXPERT.version,
         settings.demonstrated_doors,
         settings.places,

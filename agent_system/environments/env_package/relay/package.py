@@ -7,14 +7,7 @@ number of arrows determines the required thinking level of a turn.
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.relay.doors import (
-    NAME,
-    DoorPuzzle,
-    compute_needed_level,
-    describe_door,
-    list_tasks,
-    shorten_observation,
-)
+from agent_system.environments.env_package.relay import doors
 from agent_system.environments.env_package.relay.expert import EXPERT
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.package import EnvPackage
@@ -27,7 +20,7 @@ the place where you arrive. Right opens the door. Wrong, and you are lost.
 A thought that helps follows the arrows step by step: 1=c 2=f"""
 
 
-class RelayEnv(QuestionSeries[DoorPuzzle]):
+class RelayEnv(QuestionSeries[doors.DoorPuzzle]):
     """Series of doors (puzzles). The answer to a door is the place at the end of its arrows.
 
     An answer that is no place of the door is invalid, and the door is shown again.
@@ -44,38 +37,38 @@ class RelayEnv(QuestionSeries[DoorPuzzle]):
         super().__init__()
         self.settings = settings
 
-    def load_questions(self, task: Task) -> list[DoorPuzzle]:
-        return [DoorPuzzle.parse(text) for text in task["doors"]]
+    def load_questions(self, task: Task) -> list[doors.DoorPuzzle]:
+        return [doors.DoorPuzzle.parse(text) for text in task["doors"]]
 
-    def is_valid(self, question: DoorPuzzle, answer: str) -> bool:
+    def is_valid(self, question: doors.DoorPuzzle, answer: str) -> bool:
         return answer in question.all_places
 
-    def is_right(self, question: DoorPuzzle, answer: str) -> bool:
+    def is_right(self, question: doors.DoorPuzzle, answer: str) -> bool:
         return answer == question.answer_place
 
     def make_question_observation(
-        self, question: DoorPuzzle, number: int, count: int
+        self, question: doors.DoorPuzzle, number: int, count: int
     ) -> Observation:
         info = {
             "admissible_actions": question.all_places,
             "situation": f"+{question.hops}",
-            "needed_level": compute_needed_level(question.hops, self.settings.hops),
+            "needed_level": doors.compute_needed_level(question.hops, self.settings.hops),
         }
-        text = describe_door(question, number, count)
+        text = doors.describe_door(question, number, count)
         return Observation(text, anchor=question.state, info=info)
 
 
 def make_prompts(settings: RelaySettings) -> ChatPrompts | CompactPrompts:
     if settings.prompt == "compact":
-        return CompactPrompts(shorten_observation)
+        return CompactPrompts(doors.shorten_observation)
     return ChatPrompts(RULES.format(doors=settings.doors), example="c")
 
 
 PACKAGE = EnvPackage(
-    name=NAME,
+    name=doors.NAME,
     settings=RelaySettings,
     make=RelayEnv,
-    tasks=list_tasks,
+    tasks=doors.list_tasks,
     prompts=make_prompts,
     expert=EXPERT,
 )

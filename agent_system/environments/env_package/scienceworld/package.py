@@ -68,7 +68,6 @@ class ScienceWorldEnv:
         self._score = 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        del seed  # the task determines the episode
         self._load_task(task)
         self._score = 0.0
         return self._make_observation(

@@ -1,14 +1,14 @@
 """Settings of the config section ``env.scienceworld``."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from annotated_types import Ge
 from pydantic import field_validator
 
 from agent_system.environments.settings import EnvSettings
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
+from verl.utils.files import read_yaml_table
 
 Simplification = Literal[
     "",
@@ -19,9 +19,7 @@ Simplification = Literal[
     "selfWateringFlowerPots",
     "noElectricalAction",
 ]
-VARIATION_COUNTS: dict[str, int] = yaml.safe_load(
-    Path(__file__).with_name("variations.yaml").read_text(encoding="utf-8")
-)
+VARIATION_COUNTS: dict[str, int] = read_yaml_table(__file__, "variations.yaml")
 
 
 def get_variations(experiment: str, simulator_split: str) -> range:
@@ -61,8 +59,9 @@ class ScienceWorldSettings(EnvSettings):
             if name not in VARIATION_COUNTS:
                 experiments = ", ".join(VARIATION_COUNTS)
                 hint = did_you_mean(name, VARIATION_COUNTS)
-                raise ValueError(
+                raise UserError(
                     f"kind {name!r} does not exist{hint}; "
-                    f"allowed: any of {experiments}; fix: [boil]"
+                    f"allowed: any of {experiments}; fix: [boil]",
+                    "unknown_name",
                 )
         return experiment_names

@@ -48,7 +48,6 @@ class SearchEnv(Env):
         self._seen_titles: set[str] = set()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # nothing is random
         self._task = task
         self._seen_titles = set()
         return self._make_observation(f"Question: {task['question']}")

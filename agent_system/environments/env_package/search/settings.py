@@ -7,6 +7,7 @@ from annotated_types import Ge, Le
 from pydantic import field_validator
 
 from agent_system.environments.settings import EnvSettings, compute_longest_wait
+from verl.config.settings.errors import UserError
 
 FIRST_RETRY_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
 MAX_RETRY_WAIT_S = 2.0  # upper bound of the wait between two attempts
@@ -39,9 +40,10 @@ class SearchSettings(EnvSettings):
     @classmethod
     def _check_search_url(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError(
+            raise UserError(
                 "not an HTTP address; allowed: a URL that begins with http(s)://; "
-                "fix: http://127.0.0.1:8000/retrieve"
+                "fix: http://127.0.0.1:8000/retrieve",
+                "invalid_syntax",
             )
         return url
 

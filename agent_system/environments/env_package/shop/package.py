@@ -41,7 +41,6 @@ class ShopEnv(Env):
         self._page = Page()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # nothing is random
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
         return self._make_observation()
@@ -53,7 +52,7 @@ class ShopEnv(Env):
         if (
             verb == "click"
             and target == BUY_BUTTON
-            and BUY_BUTTON in self._page.clickable_targets()
+            and BUY_BUTTON in self._page.list_click_targets()
         ):
             product = self._page.current_product
             reward = catalogue.score_purchase(product, dict(self._page.chosen_options), self._goal)
@@ -85,7 +84,7 @@ class ShopEnv(Env):
 
     def _open_page(self, verb: str, target: str) -> bool:
         """Open the page that the action leads to. Return False if the action is impossible."""
-        if verb == "click" and target in self._page.clickable_targets():
+        if verb == "click" and target in self._page.list_click_targets():
             self._page = self._page.click_target(target)
         elif verb == "search" and target and self._page.name == "home":
             results = tuple(
@@ -101,7 +100,7 @@ class ShopEnv(Env):
 
     def _make_observation(self, message: str = "") -> Observation:
         text = f"{message}Instruction: {self._goal['instruction']}\n{self._page.format_text()}"
-        click_actions = [f"click[{target}]" for target in self._page.clickable_targets()]
+        click_actions = [f"click[{target}]" for target in self._page.list_click_targets()]
         info = {"admissible_actions": click_actions or ["search[<words>]"]}
         return Observation(text, anchor=self._make_state_key(), info=info)
 

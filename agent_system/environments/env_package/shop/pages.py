@@ -39,7 +39,7 @@ class Page:
             raise LookupError(f"page {self.name!r} has no product")
         return self.item
 
-    def clickable_targets(self) -> list[str]:
+    def list_click_targets(self) -> list[str]:
         if self.name == "home":
             return []
         if self.name == "results":
@@ -57,7 +57,7 @@ class Page:
         return [SEARCH_BUTTON, BACK_BUTTON, *DETAIL_PAGES, *option_values, BUY_BUTTON]
 
     def click_target(self, target: str) -> "Page":
-        """Return the page after a click on one of ``clickable_targets``, except ``BUY_BUTTON``."""
+        """Return the page after a click on one of ``list_click_targets``, except ``BUY_BUTTON``."""
         if target == SEARCH_BUTTON:
             return Page(page_size=self.page_size)
         if target == NEXT_BUTTON:

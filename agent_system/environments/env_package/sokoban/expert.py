@@ -5,12 +5,7 @@ expert then follows the solution that is stored with the level, without noise.
 """
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.sokoban.levels import (
-    MOVES,
-    SokobanRoom,
-    State,
-    shift_cell,
-)
+from agent_system.environments.env_package.sokoban import levels
 from agent_system.environments.env_package.sokoban.prompts import describe_offset
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.expert_helpers import (
@@ -30,7 +25,7 @@ class SokobanExpert:
         self.rng = episode.rng
         self.noise = episode.noise
         self.last_action_text = LastActionText()
-        self.room, self.state = SokobanRoom.parse_level(episode.first.state)
+        self.room, self.state = levels.SokobanRoom.parse_level(episode.first.state)
         solution = self._find_solution(self.state)
         self.is_plan_from_search = solution is not None
         self.planned_moves = list(episode.task["solution"]) if solution is None else solution
@@ -45,7 +40,7 @@ class SokobanExpert:
         )
         if not self.is_plan_from_search:
             return decision
-        impossible_moves = [move for move in MOVES if move not in states_by_move]
+        impossible_moves = [move for move in levels.MOVES if move not in states_by_move]
         return add_noise(
             decision,
             self.rng,
@@ -56,7 +51,7 @@ class SokobanExpert:
 
     def observe(self, action: str, observation: Observation) -> None:
         previous_state = self.state
-        _, self.state = SokobanRoom.parse_level(observation.state)
+        _, self.state = levels.SokobanRoom.parse_level(observation.state)
         is_changed = self.state != previous_state
         self.last_action_text.add(action, worked=is_changed)
         if is_changed and action == self.planned_moves[0]:
@@ -71,13 +66,13 @@ class SokobanExpert:
         """
         agent_cell, boxes = self.state
         for move in self.planned_moves:
-            next_cell = shift_cell(agent_cell, MOVES[move])
+            next_cell = levels.shift_cell(agent_cell, levels.MOVES[move])
             if next_cell in boxes:
                 return f"push {move} from {describe_offset(self.state[0], agent_cell)}"
             agent_cell = next_cell
         raise ValueError(f"the plan {self.planned_moves} contains no push")
 
-    def _list_useless_moves(self, states_by_move: dict[str, State]) -> list[str]:
+    def _list_useless_moves(self, states_by_move: dict[str, levels.State]) -> list[str]:
         """Return the moves that noise may use: possible, but without progress.
 
         After such a move the level is solvable, but in no fewer moves than before.
@@ -91,7 +86,7 @@ class SokobanExpert:
             if solution and len(solution) >= len(self.planned_moves)
         ]
 
-    def _find_solution(self, state: State) -> list[str] | None:
+    def _find_solution(self, state: levels.State) -> list[str] | None:
         return find_shortest_path(
             state, self.room.list_next_states, self.room.is_solved, MAX_STATES
         )

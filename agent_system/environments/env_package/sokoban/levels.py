@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
+from verl.config.settings.errors import UserError
 from verl.utils.seeds import derive_seed
 
 Cell = tuple[int, int]  # row, column
@@ -123,11 +124,12 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
             levels_by_split[split].append(level)
             last_used_room_index = room_index
     if not all(levels_by_split.values()):
-        raise ValueError(
+        raise UserError(
             f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves "
             f"(min_moves, search_depth) in rooms of {list(settings.dim_room)} (dim_room) with "
             f"{settings.num_boxes} boxes (num_boxes); "
-            "fix: make the rooms larger, or the range of moves wider"
+            "fix: make the rooms larger, or the range of moves wider",
+            "conflicting_keys",
         )
     return levels_by_split
 

@@ -8,17 +8,8 @@ from agent_system.environments.chat_prompts import (
     CompactPrompts,
 )
 from agent_system.environments.env import Env, Observation, Step, Task
-from agent_system.environments.env_package.sokoban import render
+from agent_system.environments.env_package.sokoban import levels, prompts, render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
-from agent_system.environments.env_package.sokoban.levels import (
-    SokobanRoom,
-    canonicalize_level,
-    generate_levels,
-)
-from agent_system.environments.env_package.sokoban.prompts import (
-    append_map_description,
-    describe_map,
-)
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
@@ -51,8 +42,7 @@ class SokobanEnv(Env):
         self.settings = settings
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # the task determines the episode
-        self.room, self.state = SokobanRoom.parse_level(task["level"])
+        self.room, self.state = levels.SokobanRoom.parse_level(task["level"])
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
@@ -81,7 +71,7 @@ class SokobanEnv(Env):
 
 def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
     if settings.prompt == "compact":
-        return CompactPrompts(describe_map, append_map_description, keep_first=True)
+        return CompactPrompts(prompts.describe_map, prompts.append_map_description, keep_first=True)
     return ChatPrompts(
         RULES.format(legend=LEGEND_BY_SHOWS_IMAGES[settings.shows_images]), example="up"
     )
@@ -92,15 +82,15 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
     The ``solution`` of a task is for demonstrations and never part of a prompt.
     """
-    levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings are hashable
+    levels_and_solutions = levels.generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings are hashable
     return [
         {
-            "task_id": f"{NAME}/{derive_seed(canonicalize_level(level)):x}",
+            "task_id": f"{NAME}/{derive_seed(levels.canonicalize_level(level)):x}",
             "data_source": NAME,
             "level": level,
             "solution": list(solution),
         }
-        for level, solution in levels
+        for level, solution in levels_and_solutions
     ]
 
 

@@ -5,17 +5,16 @@ have many different starts, and are deterministic after the start. All other gam
 with which TextArena registers them, without its wrappers. ``games.yaml`` contains facts about them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from verl.config.settings.errors import UserError
 from verl.config.settings.hints import did_you_mean
+from verl.utils.files import read_yaml_table
 
 RAW_SUFFIX = "-raw"  # suffix of TextArena's names for games without wrappers
-_TABLES = yaml.safe_load(Path(__file__).with_name("games.yaml").read_text(encoding="utf-8"))
+_TABLES = read_yaml_table(__file__, "games.yaml")
 EXCLUDED_GAMES: dict[str, str] = _TABLES["excluded"]
 SUCCESSFUL_CONSTANT_MOVES: dict[str, tuple[str, int, int]] = _TABLES["constant_moves"]
 GAMES_WITHOUT_RANDOM_OPPONENT: tuple[str, ...] = tuple(_TABLES["scripted_only"])
@@ -35,7 +34,7 @@ class GameDescription:
     state: str = ""
     example: str = "[your move]"  # example of a move
     example_moves: str = ""  # moves that the random opponent varies, if the rules show none
-    defaults: Mapping[str, int] = field(default_factory=dict)  # replace null in the settings
+    max_turns: int | None = None  # number of valid moves after which the game ends; replaces null
     # Function that returns the moves that a TextArena game accepts.
     list_moves: Callable[[Any], list[str]] | None = None
 
@@ -70,7 +69,7 @@ _MOVE_LISTERS = {
 }
 GAMES: dict[str, GameDescription] = {
     name: GameDescription(
-        f"{name}-v0-raw", defaults={"max_turns": 20}, list_moves=_MOVE_LISTERS.get(name), **fields
+        f"{name}-v0-raw", max_turns=20, list_moves=_MOVE_LISTERS.get(name), **fields
     )
     for name, fields in _TABLES["puzzles"].items()
 }
@@ -85,10 +84,11 @@ def get_game_description(name: str) -> GameDescription:
     )
     game_names = list_games()
     if reason or name not in game_names:
-        raise ValueError(
+        raise UserError(
             f"env.textarena.game={name!r}: {reason or 'TextArena has no such game'}"
             f"{did_you_mean(name, game_names)}; allowed: {', '.join(game_names)}; "
-            "fix: env.textarena.game=GuessTheNumber"
+            "fix: env.textarena.game=GuessTheNumber",
+            "unknown_name",
         )
     base_name = name.partition("-")[0]
     return GameDescription(

@@ -52,12 +52,9 @@ class TextArenaEnv(Env):
         self._make_textarena_game = textarena.make
         self.settings = settings
         self.game_description = games.get_game_description(settings.game)
-        self._game_options = {
-            key: self.game_description.defaults[key] if value is None else value
-            for key in self.game_description.options
-            for value in [getattr(settings, key)]
-        }
-        self.max_turns = settings.max_turns or self.game_description.defaults.get("max_turns")
+        self.max_turns = settings.max_turns or self.game_description.max_turns
+        option_values = {**dict(settings), "max_turns": self.max_turns}
+        self._game_options = {key: option_values[key] for key in self.game_description.options}
         self.opponent = opponent.load_opponent(settings)
         self.game: Any = None
         self.seat = 0

@@ -71,7 +71,6 @@ class TextWorldEnv:
         self._loaded_game: str | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        del seed  # the task determines the episode
         # Keep the loaded game, because rows of a group often use the same game one after the other.
         if self._loaded_game != task["game"]:
             compiled_path = str(self._store.get_compiled_path(task["game"]))

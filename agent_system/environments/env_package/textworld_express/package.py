@@ -23,6 +23,7 @@ from agent_system.environments.env_package.textworld_express.settings import (
 )
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.tasks import hash_json
+from verl.config.settings.errors import UserError
 
 NAME = "textworld_express"
 GAMES_WITH_SEPARATE_JVM = ("sorting",)
@@ -58,7 +59,6 @@ class TextWorldExpressEnv:
         self._possible_actions: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        del seed  # the task determines the episode
         state = self._start_game(task)
         self._score = 0.0
         return self._make_observation(
@@ -158,7 +158,7 @@ class TextWorldExpressEnv:
                 message = (
                     f"game {game_and_params[0]!r} with params {game_and_params[1]!r}: {load_error}"
                 )
-                raise ValueError(f"env.{NAME}: {message}")
+                raise UserError(f"env.{NAME}: {message}", "out_of_range")
             self._loaded_game_and_params = game_and_params
         return json.loads(
             self._server.generateNewGameJSON(task["number"], task["fold"], computes_gold_path)

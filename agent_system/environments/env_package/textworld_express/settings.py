@@ -7,6 +7,7 @@ from annotated_types import Ge
 from pydantic import field_validator
 
 from agent_system.environments.settings import EnvSettings
+from verl.config.settings.errors import UserError
 
 GameName = Literal[
     "cookingworld",
@@ -44,8 +45,9 @@ class TextWorldExpressSettings(EnvSettings):
     def _check_params(cls, params: str) -> str:
         for name_and_value in params.split(","):  # check here: the library ignores invalid pairs
             if not PARAMETER_PATTERN.fullmatch(name_and_value):
-                raise ValueError(
+                raise UserError(
                     f"{name_and_value!r} is not name=integer; allowed: name=integer,...; "
-                    "fix: numLocations=4"
+                    "fix: numLocations=4",
+                    "invalid_syntax",
                 )
         return params

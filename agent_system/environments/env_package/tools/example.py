@@ -11,19 +11,15 @@ import operator
 import random
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.tools.settings import ToolsSettings
+from verl.utils.files import read_yaml_table
 from verl.utils.seeds import derive_seed
 
 DATA_SOURCE = "tools/shelf"
-_EXAMPLE_TABLES = yaml.safe_load(
-    Path(__file__).with_name("example.yaml").read_text(encoding="utf-8")
-)
+_EXAMPLE_TABLES = read_yaml_table(__file__, "example.yaml")
 VAL_DIVISOR = 5  # one pair of items in five belongs to validation
 MAX_EXPRESSION_LENGTH = 200  # characters of an expression for the calculator
 MAX_MAGNITUDE = 10**12  # maximum absolute value of intermediate results

@@ -5,6 +5,7 @@ the calls. The answer ends the episode. Questions come from files, as in the env
 ``dataset``, or from the module ``example``.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,6 +21,7 @@ from agent_system.environments.env_package.tools.mcp_tools import McpConnection
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from agent_system.environments.package import EnvPackage
 from rlvcr.levels import render_level_instructions
+from verl.config.settings.errors import UserError
 
 NAME = "tools"
 INSTRUCTIONS = """\
@@ -72,9 +74,11 @@ class Toolbox:
     def _add_tools(self, tools: Sequence[toolbox.Tool]) -> None:
         for tool in tools:
             if tool.name in self.tools:
-                raise ValueError(
+                raise UserError(
                     f"env.{NAME}: two tools have the name {tool.name!r}; allowed: distinct names; "
-                    f"fix: list the tools of the server in env.{NAME}.mcp_servers, without this one"
+                    f"fix: list the tools of the server in env.{NAME}.mcp_servers, without this "
+                    "one",
+                    "conflicting_keys",
                 )
             self.tools[tool.name] = tool
 
@@ -97,7 +101,6 @@ class ToolsEnv:
         Earlier messages of the task become its ``opening``, whose system message also describes the
         tools.
         """
-        del seed  # the task determines the episode
         self.task = task
         observation = build_first_observation(task)
         self._history = [observation.text]
@@ -183,9 +186,8 @@ class ToolPrompts(ChatPrompts):
 @lru_cache(maxsize=8)
 def list_schemas(settings: ToolsSettings) -> list[dict[str, Any]]:
     """Return the JSON schemas of all tools. Starts the MCP servers once to list their tools."""
-    toolbox = Toolbox(settings)
-    toolbox.close()
-    return [tool.openai_schema for tool in toolbox.tools.values()]
+    with contextlib.closing(Toolbox(settings)) as selected_tools:
+        return [tool.openai_schema for tool in selected_tools.tools.values()]
 
 
 @lru_cache(maxsize=8)

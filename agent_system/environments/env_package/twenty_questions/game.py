@@ -16,6 +16,7 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     read_answer,
 )
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, load_knowledge
+from verl.config.settings.errors import UserError
 from verl.utils.seeds import derive_seed
 
 MAX_STEPS = 20  # default number of turns
@@ -111,7 +112,7 @@ def apply_move(
 
 
 def list_words(words: Sequence[str] | None = None) -> list[str]:
-    """Return the distinct ``words``, sorted. Default: all words of ``knowledge.txt``."""
+    """Return the distinct ``words``, sorted. Default: all words of ``knowledge.yaml``."""
     return sorted(set(words)) if words else sorted(load_knowledge().things)
 
 
@@ -123,9 +124,10 @@ def select_split_words(split: str, words: Sequence[str] | None = None) -> list[s
     """
     words = list_words(words)
     if len(words) < 2:
-        raise ValueError(
-            f"words={words} are too few; allowed: at least two words, one to train on and one to "
-            "hold out; fix: add words to env.twenty_questions.words"
+        raise UserError(
+            f"env.twenty_questions.words={words!r}: too few; allowed: at least two words, one to "
+            "train on and one to hold out; fix: add words",
+            "out_of_range",
         )
     hashes_by_word = {word: derive_seed("twenty questions", word) for word in words}
     words_by_hash = sorted(words, key=hashes_by_word.__getitem__)

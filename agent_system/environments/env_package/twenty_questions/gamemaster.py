@@ -1,6 +1,6 @@
 """Gamemasters: callables that get a prompt with a secret word and a question, and return a text.
 
-``EmbeddedGamemaster`` uses the table ``knowledge.txt`` and no network. ``OpenAIGamemaster`` (module
+``EmbeddedGamemaster`` uses ``knowledge.yaml`` and no network. ``OpenAIGamemaster`` (module
 ``openai_gamemaster``) queries a server. The game reads only one of three answers from the returned
 text, so that it cannot reveal the word.
 
@@ -86,7 +86,7 @@ def read_answer(text: str) -> Answer:
 
 
 class EmbeddedGamemaster:
-    """Deterministic gamemaster without network: the module's rules applied to ``knowledge.txt``."""
+    """Deterministic gamemaster without network: the module's rules on ``knowledge.yaml``."""
 
     remote = False  # True if a call waits for a server
 
@@ -103,7 +103,7 @@ class EmbeddedGamemaster:
         if prompt_fields["word"] not in load_knowledge().things:
             raise GamemasterError(
                 f"the embedded gamemaster does not know the word {prompt_fields['word']!r}; "
-                "allowed: words of knowledge.txt"
+                "allowed: words of knowledge.yaml"
             )
         return answer_question(prompt_fields["word"], prompt_fields["question"])
 

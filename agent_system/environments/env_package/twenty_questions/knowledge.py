@@ -1,12 +1,11 @@
-"""Knowledge of the embedded gamemaster: things and attributes, read from ``knowledge.txt``."""
+"""Knowledge of the embedded gamemaster: things and attributes, read from ``knowledge.yaml``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 
-KNOWLEDGE_FILE = Path(__file__).with_name("knowledge.txt")
+from verl.utils.files import read_yaml_table
 
 
 class Answer(StrEnum):
@@ -65,46 +64,24 @@ class Knowledge:
 
 @cache
 def load_knowledge() -> Knowledge:
-    """Return the table of ``knowledge.txt``, whose head describes its three kinds of lines."""
-    attributes: dict[str, Attribute] = {}
-    things: dict[str, Thing] = {}
-    sizes_by_name: dict[str, int] = {}
-    for line in KNOWLEDGE_FILE.read_text(encoding="utf-8").splitlines():
-        if not line or line.startswith("#"):
-            continue
-        if line.startswith("size "):
-            size_text, name_list = line.removeprefix("size ").split("|")
-            sizes_by_name |= dict.fromkeys(_split_list(name_list), int(size_text))
-        elif "|" in line:
-            name, attribute = _parse_attribute(line)
-            attributes[name] = attribute
-        else:
-            name, thing = _parse_thing(line, attributes)
-            things[name] = thing
+    """Return the tables of ``knowledge.yaml``, with all implied attributes."""
+    tables = read_yaml_table(__file__, "knowledge.yaml")
+    attributes = {
+        name: Attribute(
+            entry["question"],
+            (name.replace("_", " "), *entry["phrases"]),
+            tuple(entry.get("implies", ())),
+        )
+        for name, entry in tables["attributes"].items()
+    }
+    things = {}
+    for name, entry in tables["things"].items():
+        true_attributes = frozenset(_add_implied_attributes(entry["attributes"], attributes))
+        # An implied attribute is true, even if the table marks it as uncertain.
+        uncertain_attributes = frozenset(entry.get("uncertain", ())) - true_attributes
+        things[name] = Thing(entry["size"], true_attributes, uncertain_attributes)
+    sizes_by_name = {name: size for size, names in tables["sizes"].items() for name in names}
     return Knowledge(attributes, things, sizes_by_name)
-
-
-def _split_list(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
-
-
-def _parse_attribute(line: str) -> tuple[str, Attribute]:
-    name, question, phrase_list, *implied_names = (cell.strip() for cell in line.split("|"))
-    phrases = (name.replace("_", " "), *_split_list(phrase_list))
-    return name, Attribute(question, phrases, tuple(" ".join(implied_names).split()))
-
-
-def _parse_thing(line: str, attributes: Mapping[str, Attribute]) -> tuple[str, Thing]:
-    name, _, description = line.partition(" = ")
-    size_text, _, attribute_list = description.partition(";")
-    attribute_names = attribute_list.split()
-    stated_attribute_names = [name for name in attribute_names if not name.startswith("~")]
-    true_attributes = frozenset(_add_implied_attributes(stated_attribute_names, attributes))
-    # An implied attribute is true, even if the line marks it as uncertain.
-    uncertain_attributes = {
-        name[1:] for name in attribute_names if name.startswith("~")
-    } - true_attributes
-    return name, Thing(int(size_text), true_attributes, frozenset(uncertain_attributes))
 
 
 def _add_implied_attributes(
@@ -116,5 +93,5 @@ def _add_implied_attributes(
 
 
 def find_unknown_words(words: Iterable[str]) -> list[str]:
-    """Return the ``words`` that are missing in ``knowledge.txt``, sorted."""
+    """Return the ``words`` that are missing in ``knowledge.yaml``, sorted."""
     return sorted(set(words) - set(load_knowledge().things))

@@ -64,7 +64,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         if unknown_words:
             raise ValueError(
                 f"words: the embedded gamemaster does not know {', '.join(unknown_words)}; "
-                "allowed: words of knowledge.txt; fix: use such words, or a gamemaster that knows "
+                "allowed: words of knowledge.yaml; fix: use such words, or a gamemaster that knows "
                 "them"
             )
         if getattr(self.gamemaster, "remote", False):
@@ -81,12 +81,10 @@ class TwentyQuestionsEnv(MultistepEnv):
         )
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> game.State:
-        del session_id  # equal rows have the same word
         solution = task_info.get("solution") or self._choose_word(task_info)
         return game.create_game_state(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
-        del step  # not needed: the reply states the number of turns left
         return state["reply"]
 
     def _step_episode(

@@ -69,7 +69,6 @@ class TwentyQuestionsGame:
             self.step = self._step_async  # pyright: ignore[reportAttributeAccessIssue]  awaited
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # the task determines the game
         clues = [load_knowledge().attributes[clue].question for clue in task.get("clues", ())]
         self.state = game.create_game_state(task["solution"], self.max_steps, clues)
         return self._make_observation()

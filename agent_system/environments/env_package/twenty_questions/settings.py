@@ -48,10 +48,10 @@ class TwentyQuestionsSettings(PromptSettings):
             fix = "use such words, or a gamemaster that knows them"
             if self.gamemaster != "embedded":
                 reason = (
-                    f"clues={self.clues} are attributes in knowledge.txt, which lacks {words_text}"
+                    f"clues={self.clues} are attributes in knowledge.yaml, which lacks {words_text}"
                 )
                 fix = "use such words, or env.twenty_questions.clues=0"
-            raise InvalidSettingError("words", reason, "words of knowledge.txt", fix)
+            raise InvalidSettingError("words", reason, "words of knowledge.yaml", fix)
         return self
 
     def list_max_step_waits(self) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.package import EnvPackage
-from tests.helpers.refusals import has_problem, mentions, suggests
+from tests.helpers.refusals import FIX, has_problem, mentions, suggests
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -144,7 +144,7 @@ WITHOUT_VARIANTS = [
 
 @pytest.mark.parametrize("name", WITHOUT_VARIANTS)
 def test_variant_of_an_environment_without_variants_is_refused(name):
-    expected = has_problem("unknown_name", "env.env_name", f"fix: env.env_name={name}")
+    expected = has_problem("unknown_name", "env.env_name", f"{FIX}env.env_name={name}")
     with pytest.raises(ConfigError, check=expected):
         registry.read_env_settings(EnvConfig(env_name=f"{name}/x"))
     for alias in registry.find_settings_class(name).variant_aliases:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.refusals import mentions
+from verl.config.settings.errors import get_problem_code
 
 pytest.importorskip("textworld_express")
 
@@ -212,8 +213,10 @@ def test_jvm_ends_when_its_process_is_killed():
 def test_missing_java_is_reported_before_the_start(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(jvm.JavaMissingError, check=mentions("'textworld_express'", "Java 8")):
+    refused = mentions("'textworld_express'", "Java 8")
+    with pytest.raises(jvm.JavaMissingError, check=refused) as caught:
         make_envs(make_config("textworld_express", kwargs={}))
+    assert get_problem_code(caught.value, "no_rows") == "missing_package"
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     with pytest.raises(jvm.JavaMissingError, check=mentions("jdk/bin")):
         make_envs(make_config("textworld_express", kwargs={}))

@@ -17,9 +17,10 @@ from agent_system.environments.tasks import (
     assert_same_start_states,
     check_disjoint_splits,
 )
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem, mentions
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import DataConfig, EnvConfig
+from verl.config.settings.errors import UserError
 from verl.utils.statistics import bootstrap_interval
 
 
@@ -121,7 +122,7 @@ def test_validation_set_hash_is_stable_between_versions():
 def test_train_and_validation_tasks_are_disjoint():
     train, val = make_envs(make_config())
     assert not {t["task_id"] for t in train.task_list} & {t["task_id"] for t in val.task_list}
-    with pytest.raises(ValueError, check=mentions(1, "'a'")):
+    with pytest.raises(UserError, check=has_problem("wrong_cell", "", 1, "'a'")):
         check_disjoint_splits(
             [{"task_id": "a", "data_source": "s"}], [{"task_id": "a", "data_source": "s"}]
         )
@@ -145,7 +146,7 @@ def test_invalid_tasks_are_refused(tasks, content):
         return {}["missing"] if tasks == "raise" else tasks
 
     package = replace(get_package("number_line"), tasks=make_tasks)
-    with pytest.raises(ValueError, check=mentions(content)):
+    with pytest.raises(UserError, check=has_problem("failed_call", "", content)):
         load_tasks("number_line", package, package.read_settings(), "train")
 
 

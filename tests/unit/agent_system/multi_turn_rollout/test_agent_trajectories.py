@@ -255,11 +255,11 @@ def faulty_trajectories(tokenizer):
     ("deed", "reason", "detail"),
     [
         ("crash", "env_error", "AgentBroke('the agent broke')"),
-        ("hang", "env_timeout", "step took over 12 s"),
+        ("hang", "env_timeout", "12 s"),
         ("die", "env_dead", "died"),
-        ("leave", "env_error", "the agent called exit with status 3"),
-        ("earn nothing", "env_error", "without returning or posting a reward"),
-        ("not a number", "env_error", "reward: it returned nan, not a finite number"),
+        ("leave", "env_error", "status 3"),
+        ("earn nothing", "env_error", "reward"),
+        ("not a number", "env_error", "nan"),
     ],
 )
 def test_failed_agent_aborts_only_its_trajectory(faulty_trajectories, deed, reason, detail):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agent_system.environments.env_package.number_line.package import PACKAGE
-from agent_system.multi_turn_rollout.recorded_trajectories import (
+from agent_system.multi_turn_rollout.audit_rollouts import (
     RecordedTrajectory,
     build_recorded_specs,
     check_replays,

@@ -17,6 +17,7 @@ from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectori
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.stored_trajectories import StoredTurnRecords
 from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
+from tests.helpers.refusals import list_logged, mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import thinking_config, thinking_script
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -88,12 +89,12 @@ def test_ray_collectors_give_the_rows_and_the_log_of_a_local_collector(tmp_path,
         log = write_log(expected, config, tokenizer, tmp_path / "local")
         path = tmp_path / "remote"
         assert write_log(actual, config, tokenizer, path, remote.encode_rows) == log
-        assert "died" not in caplog.text
+        assert not list_logged(caplog, StoredTurnRecords.__module__)
         # The texts outlive the collector, whose lines the driver writes.
         ray.kill(workers._remote_workers[0])
         path = tmp_path / "after a death"
         assert write_log(actual, config, tokenizer, path, remote.encode_rows) == log
-        assert "a collector died" in caplog.text
+        assert list_logged(caplog, StoredTurnRecords.__module__)
     finally:
         local.close()
         remote.close()
@@ -318,3 +319,6 @@ def test_collectors_are_assigned_to_live_nodes():
     # The lost collector ran on b, which may be dead although it is listed as alive.
     assert [choose_node(number, nodes, "b") for number in range(3)] == ["a", "head", "a"]
     assert choose_node(4, nodes[2:], "a") == "a", "it is the only live node"
+    dead_nodes = [{**node, "Alive": False} for node in nodes]
+    with pytest.raises(WorkerDiedError, check=mentions("collector-4")):
+        choose_node(4, dead_nodes, "a")

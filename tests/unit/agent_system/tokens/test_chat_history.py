@@ -5,6 +5,7 @@
 import contextlib
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -600,8 +601,12 @@ def test_plan_says_what_the_template_does_with_earlier_turns():
     forgets, keeps, rewrites = (
         check_template_support(trl_tokenizer(name)) for name in ("qwen3", "qwen2_5", "qwen3_6")
     )
-    assert "new row after each thought" in forgets.describe_history_support("chat")
-    assert "append keeps them" in forgets.describe_history_support("append")
+    texts = [forgets.describe_history_support(mode) for mode in ("chat", "append", "window")]
+    assert len(set(texts)) == 3 and all(texts)
     assert keeps.describe_history_support("chat") == keeps.describe_history_support("append") != ""
     assert rewrites.reason in rewrites.describe_history_support("chat")
-    assert "renders no earlier turns" in forgets.describe_history_support("window")
+    for history in ("window", "chat"):
+        assert "append is refused" in rewrites.describe_history_support(history)
+        assert "refused" not in forgets.describe_history_support(history)
+    one_turn = replace(keeps, multi_turn_error="one at a time")
+    assert "chat is refused" in one_turn.describe_history_support("window")

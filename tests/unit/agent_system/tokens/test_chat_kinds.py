@@ -195,4 +195,4 @@ def test_template_that_does_not_end_is_refused(monkeypatch):
     tokenizer.chat_template = f"{loops}{'{% endfor %}' * 3}{tokenizer.chat_template}"
     monkeypatch.setattr(template_support, "PROBE_TIMEOUT_S", 0.3)
     result = check_template_support(tokenizer)
-    assert result.verdict is TemplateVerdict.UNSUPPORTED and "took over" in result.reason
+    assert result.verdict is TemplateVerdict.UNSUPPORTED and "0.3 s" in result.reason

@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -25,8 +26,14 @@ from scripts.dev.chaos.cells import (
     parse_cell,
 )
 from scripts.dev.chaos.job import NUM_STEPS, TRAJECTORIES_PER_STEP
-from scripts.dev.chaos.matrix import CellResult, JobAfterFault, compute_verdict, find_error_line
-from tests.helpers.refusals import mentions
+from scripts.dev.chaos.matrix import (
+    EXIT_TIMEOUT_S,
+    CellResult,
+    JobAfterFault,
+    compute_verdict,
+    find_error_line,
+)
+from tests.helpers.refusals import mentions, missing_parts
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 
@@ -85,31 +92,29 @@ def test_run_that_names_the_failed_part_ends_correctly(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"output": "Traceback\nValueError: oh"}, "no error line names the part"),
-        ({"left_processes": ["ray::IDLE"]}, "left: ray::IDLE"),
-        ({"status": None}, "it did not end within"),
-        ({"status": 0}, r"exit status 0 after steps \[\]"),
+        ({"output": "Traceback\nValueError: oh"}, ""),
+        ({"left_processes": ["ray::IDLE"]}, "ray::IDLE"),
+        ({"status": None}, f"{EXIT_TIMEOUT_S:g} s"),
+        ({"status": 0}, "[]"),
     ],
 )
 def test_other_ends_are_wrong(tmp_path, changed, expected):
     verdict = compute_verdict(make_ended_job(IN_SAVE, make_run(tmp_path, [], []), **changed))
-    assert verdict.startswith("WRONG: ") and expected.replace("\\", "") in verdict
+    assert verdict.startswith("WRONG: ") and expected in verdict
 
 
 def test_save_with_a_fault_must_leave_no_checkpoint(tmp_path):
     run = make_run(tmp_path, [1], [1])
-    assert "the save with the fault left complete checkpoints: [1]" in compute_verdict(
-        make_ended_job(IN_SAVE, run)
-    )
+    verdict = compute_verdict(make_ended_job(IN_SAVE, run))
+    assert verdict.startswith("WRONG: ") and "[1]" in verdict
     assert compute_verdict(make_ended_job(IN_ROLLOUT, run)) == "ends"
 
 
 def test_torn_checkpoint_is_wrong(tmp_path):
     run = make_run(tmp_path, [1], [1])
     (run / "checkpoints" / "global_step_1" / "weights").write_bytes(b"abd")
-    assert "invalid checkpoints have a final name: [1]" in compute_verdict(
-        make_ended_job(IN_ROLLOUT, run)
-    )
+    verdict = compute_verdict(make_ended_job(IN_ROLLOUT, run))
+    assert verdict.startswith("WRONG: ") and "[1]" in verdict
 
 
 def test_run_that_continues_must_reach_its_end(tmp_path):
@@ -118,9 +123,8 @@ def test_run_that_continues_must_reach_its_end(tmp_path):
     repeated_step = make_run(
         tmp_path / "b", [1, 1, *range(2, NUM_STEPS + 1)], range(1, NUM_STEPS + 1)
     )
-    assert "exit status 0 after" in compute_verdict(
-        make_ended_job(IN_ROLLOUT, repeated_step, status=0)
-    )
+    verdict = compute_verdict(make_ended_job(IN_ROLLOUT, repeated_step, status=0))
+    assert verdict.startswith("WRONG: ") and "[1, 1, 2" in verdict
     short_step = make_run(
         tmp_path / "c",
         range(1, NUM_STEPS + 1),
@@ -128,8 +132,8 @@ def test_run_that_continues_must_reach_its_end(tmp_path):
         num_completed=TRAJECTORIES_PER_STEP - 1,
     )
     verdict = compute_verdict(make_ended_job(IN_ROLLOUT, short_step, status=0, output=""))
-    missing = f"{TRAJECTORIES_PER_STEP - 1} trajectories, not {TRAJECTORIES_PER_STEP}"
-    assert f"step {NUM_STEPS} was trained on {missing}" in verdict
+    numbers = (TRAJECTORIES_PER_STEP - 1, TRAJECTORIES_PER_STEP)
+    assert not missing_parts(verdict, f"step {NUM_STEPS}", *numbers)
 
 
 def test_killed_driver_needs_no_error_line(tmp_path):
@@ -197,18 +201,17 @@ def test_runs_that_differ_only_in_times_are_equal(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("other", "output"),
+    ("other", "expected"),
     [
-        ({"loss": 1.0000001}, [f"step {kills.NUM_STEPS} differs in loss"]),
-        ({"weights": b"abd"}, ["the last checkpoint differs in a.safetensors: lm"]),
-        ({"steps": 3}, ["steps [1, 2, 3]"]),
+        ({"loss": 1.0000001}, [f"step {kills.NUM_STEPS}", "loss"]),
+        ({"weights": b"abd"}, ["a.safetensors: lm"]),
+        ({"steps": 3}, ["[1, 2, 3]"]),
     ],
 )
-def test_differences_are_named(tmp_path, other, output):
+def test_differences_are_named(tmp_path, other, expected):
     one = write_finished_run(tmp_path / "one")
-    assert (
-        list(kills.find_differences(one, write_finished_run(tmp_path / "other", **other))) == output
-    )
+    (difference,) = kills.find_differences(one, write_finished_run(tmp_path / "other", **other))
+    assert not missing_parts(difference, *expected)
 
 
 def test_kill_times_follow_the_pace_of_the_reference(tmp_path):
@@ -240,7 +243,8 @@ def test_kills_are_recorded_and_summarised(tmp_path):
         json.loads((tmp_path / "kills.json").read_text())["kills"][0]["kills_all_processes"] is True
     )
     summary = kills.format_summary(record)
-    begins = "2 kills (1 of the whole tree, 1 of the driver; 1 before the run was ready)"
-    assert summary.startswith(begins)
+    first, *_, last = summary.splitlines()
+    assert re.findall(r"\d+", first)[:4] == ["2", "1", "1", "1"]
+    assert re.findall(r"\d+", last) == ["2"]
     assert "kill 1: left: ray::IDLE" in summary and "round 1: step 2 differs in loss" in summary
-    assert "median 1.5 s, longest 1.5 s" in summary and summary.endswith("2 problems\n")
+    assert summary.count("1.5 s") == 2

@@ -1,6 +1,7 @@
 """The scan of all environments keeps the result of each check, also if one hangs or crashes."""
 
 import json
+import re
 import sys
 import time
 
@@ -63,7 +64,8 @@ def test_each_name_has_a_result_and_a_second_scan_runs_none(tmp_path):
 
 def test_the_deadline_ends_a_check_and_the_processes_that_it_started(tmp_path):
     result = run_environment_check("hangs", 5.0, fake_command(tmp_path))
-    assert (result["status"], result["problems"]) == (TIMED_OUT_STATUS, ["not finished after 5 s"])
+    (problem,) = result["problems"]
+    assert result["status"] == TIMED_OUT_STATUS and "5 s" in problem
     pid = int((tmp_path / "runs.pid").read_text())
     until = time.monotonic() + 10
     while is_running(pid) and time.monotonic() < until:
@@ -99,4 +101,5 @@ def test_a_real_check(tmp_path, capsys):
     assert main([str(path), "number_line", "agent"]) == 0
     statuses = [json.loads(line)["status"] for line in path.read_text().splitlines()]
     assert statuses == [0, 2]
-    assert capsys.readouterr().out.endswith("2 names; no problem: 1; not checked: 1\n")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.findall(r"\d+", last) == ["2", "1", "1"]

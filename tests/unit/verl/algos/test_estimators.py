@@ -102,6 +102,13 @@ def test_reinforce_plus_plus_baseline_counts_trajectories():
     assert torch.equal(advantages, returns)
 
 
+def test_whitening_of_equal_advantages_gives_zero():
+    """The second trajectory has no token. A rounded mean would be divided by the std 1e-4."""
+    rewards, mask = rows(1.7, 0.0, lengths=[3, 0])
+    advantages, _ = compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, [7, 7])
+    assert first_tokens((advantages, advantages)) == pytest.approx([0, 0], abs=1e-9)
+
+
 def test_opo_counts_the_tokens_of_whole_trajectories():
     rewards, mask = rows(4.0, 4.0, 1.0, lengths=[3, 1, 2])
     advantages = compute_opo_outcome_advantage(

@@ -54,15 +54,16 @@ def assert_nan_changes_nothing(loss, trained: torch.Tensor, others: int) -> None
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 @pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
 def test_policy_loss_ignores_nan_of_unsampled_tokens(name, mode):
-    def loss(log_prob, old_log_prob, advantages):
+    def loss(log_prob, old_log_prob, advantages, weights):
         kinds = {"loss_agg_mode": mode, "cliprange": 0.2, "clip_ratio_c": 3.0}
+        kinds["weights"] = weights
         if get_loss_needs(name).picker is not None:
             kinds["selected"] = MASK
         results = POLICY_LOSSES[name](old_log_prob, log_prob, advantages, MASK, **kinds)
         assert all(torch.isfinite(torch.as_tensor(result)).all() for result in results)
         return results[0]
 
-    assert_nan_changes_nothing(loss, column(0), others=2)
+    assert_nan_changes_nothing(loss, column(0), others=3)
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)

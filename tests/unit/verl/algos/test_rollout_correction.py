@@ -173,3 +173,20 @@ def test_very_large_product_is_finite():
     settings = CorrectionRule(weight_level="sequence", largest_weight=1e12)
     weights, _ = compute_correction_weights(old, old.flip(0), torch.ones(2, 2), SEPARATE, settings)
     assert weights[:, 0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
+
+
+@pytest.mark.parametrize(("level", "accept_from"), [("sequence", 0.006), ("geometric", 0.08)])
+def test_product_contains_the_whole_ratio_of_a_token(level, accept_from):
+    """Log-ratios -30 and 25 have the product e^-5 and the geometric mean e^-2.5.
+
+    With a limit of 20 per token both would be 1.
+    """
+    old, rollout = torch.tensor([[-30.0, -1.0]]), torch.tensor([[0.0, -26.0]])
+    sequence = torch.ones(1, 2), torch.tensor([0])
+    accepted = CorrectionRule("sequence", 2.0, level, accept_from, accept_to=0.1)
+    weights, _ = compute_correction_weights(old, rollout, *sequence, accepted)
+    assert weights.tolist()[0] == pytest.approx([math.exp(-5)] * 2)
+    rejected = CorrectionRule("sequence", 2.0, level, accept_from=0.1, accept_to=2.0)
+    assert not compute_correction_weights(old, rollout, *sequence, rejected)[0].any()
+    mismatch = compute_mismatch_metrics(old, rollout, *sequence)
+    assert mismatch["rollout_corr/ppl_ratio"] == pytest.approx(math.exp(2.5))

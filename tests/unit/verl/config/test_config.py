@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rlvcr.settings import get_rlvcr_settings
-from tests.helpers.refusals import has_problem, mentions, suggestion, suggests
+from tests.helpers.refusals import FIX, has_problem, mentions, suggestion, suggests
 from verl.config.compose import expand_sweep
 from verl.config.load import (
     default_config,
@@ -249,7 +249,7 @@ def test_every_published_override_sets_its_key(turn):
         ("algorithm.rlvcr.mdoe=mean_norm", "algorithm.rlvcr.mode"),
         ("actor_rollout_ref.rollout.temprature=1", f"{ROLLOUT}.temperature"),
         ("data.max_steps=3", "env.max_steps"),
-        ("lr=1e-4", f"{ACTOR}.optim.lr"),
+        ("lr=1e-4", f"{ACTOR}.optim.lr or critic.optim.lr"),
         ("+trainer.total_epoch=3", "trainer.total_epochs"),
     ],
 )
@@ -316,7 +316,7 @@ def test_all_problems_are_listed_together():
         ("env.seed=1,2", "-m"),
         ("trainer.logger=console,file", "trainer.logger=[console,file]"),
         ("=x", "key=value"),
-        ("trainer.test_freq=null", "trainer.test_freq=None: wrong type"),
+        ("trainer.test_freq=null", "trainer.test_freq=None: "),
         ("env.seed=${data.nothing}", "data.nothing"),
     ],
 )
@@ -384,15 +384,15 @@ def test_path_of_a_config_is_refused_with_the_options_that_read_it(tmp_path, mon
         ("actor_rollout_ref.rollout.multi_turn.enable=true", "env.max_steps"),
         ("actor_rollout_ref.actor.ppo_micro_batch_size=4", "actor.ppo_micro_batch_size_per_gpu"),
         ("critic.ppo_micro_batch_size=4", "critic.ppo_micro_batch_size_per_gpu"),
-        ("data.gen_batch_size=64", "leave it out"),
+        ("data.gen_batch_size=64", "data.train_batch_size"),
         ("data.batch_size=64", "data.train_batch_size"),
         ("data.seed=1", "trainer.seed"),
         ("trainer.max_steps=9", "trainer.total_training_steps"),
         ("global_profiler.steps=[1]", "trainer.profile_steps"),
         ("env.sokoban.size=[6,6]", "env.sokoban.dim_room"),
-        ("actor_rollout_ref.nccl_timeout=600", "leave it out"),
-        ("env.sokoban.slippery=true", "leave it out"),
-        ("trainer.lr=1", "leave it out"),
+        ("actor_rollout_ref.nccl_timeout=600", ""),
+        ("env.sokoban.slippery=true", ""),
+        ("trainer.lr=1", ""),
         # Names that only one key has, or whose section is right, are suggested.
         ("trainer.train_batch_size=8", "data.train_batch_size"),
         ("ray_kwargs.ray_init.num_cpus=8", "ray_init.num_cpus"),
@@ -400,8 +400,9 @@ def test_path_of_a_config_is_refused_with_the_options_that_read_it(tmp_path, mon
     ],
 )
 def test_keys_of_other_projects_get_the_equivalent_key(override, fix):
-    text = load_problems(override)[0]
-    assert fix in text.rpartition("fix: ")[2]
+    fix_text = load_problems(override)[0].rpartition(FIX)[2]
+    # Without an equivalent key, the fix names none.
+    assert fix in fix_text if fix else fix_text and "." not in fix_text
 
 
 def test_unknown_config_name_suggests_the_nearest():

@@ -40,6 +40,15 @@ def test_config_is_shown_checked_and_planned(name):
 
 
 @pytest.mark.parametrize(
+    ("history", "source"),
+    [("window", "window (the default of env.history): "), ("chat", "chat (set by env.history; ")],
+)
+def test_plan_says_why_a_history_is_used(history, source):
+    plan = make_plan(load_config("quickstart", [f"env.history={history}"]), PlanFacts())
+    assert dict(plan.iterate_labelled_lines())["history"].startswith(source)
+
+
+@pytest.mark.parametrize(
     ("overrides", "row_wise_reason", "expected"),
     [
         ([], "", ("if that saves 10%", "prefix_tree=auto", "share the first prompt")),

@@ -6,7 +6,12 @@ import pytest
 
 from tests.helpers.refusals import fix, has_problem
 from verl.config import plan as plan_module
-from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
+from verl.config.derive import (
+    compute_max_rows,
+    count_engines,
+    count_max_engines_per_node,
+    resolve_weight_transfer,
+)
 from verl.config.memory import (
     GIB,
     PolicySize,
@@ -19,7 +24,6 @@ from verl.config.memory import (
     find_memory_problems,
 )
 from verl.config.plan import PlanFacts, gather_facts, make_plan
-from verl.config.plan_notes import compute_max_rows
 from verl.config.settings import ConfigError, Problem
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
@@ -116,6 +120,47 @@ def test_save_copies_weights_and_moments_to_host_memory():
         estimate_cpu_node_bytes(config(*one), LARGE) - estimate_cpu_node_bytes(without, LARGE)
         == (4 + 8) * P
     )
+
+
+REF = "actor_rollout_ref.ref.fsdp_config"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((f"{FSDP}.param_offload=true",), 4),
+        ((f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true"), 12),
+        ((f"{FSDP}.offload_policy=true", f"{REF}.param_offload=true"), 12 + 4),
+        ((f"{FSDP}.offload_policy=true", "actor_rollout_ref.model.lora_rank=32"), 4),
+        ((f"{FSDP}.offload_policy=true", "trainer.nnodes=2"), 12 / 2),
+        ((f"{FSDP}.offload_policy=true", f"{FSDP}.fsdp_size=4"), 2 * 12),
+    ],
+)
+def test_offloaded_models_are_in_host_memory(overrides, expected):
+    """While a model loads, one whole copy of it is in host memory, 4 bytes per parameter."""
+    estimate = estimate_gpu_node_bytes(config(*overrides, "trainer.save_freq=0"), LARGE)
+    assert estimate == max(4, expected) * P
+    # A checkpoint adds a copy of the weights and moments.
+    with_moments = "lora_rank=32" not in str(overrides)
+    num_nodes = 2 if "trainer.nnodes=2" in overrides else 1
+    saved = config(*overrides, "trainer.save_freq=1", "trainer.async_save=false")
+    saved_bytes = (12 if with_moments else 4) / num_nodes
+    assert estimate_gpu_node_bytes(saved, LARGE) == max(4, expected + saved_bytes) * P
+
+
+def test_sleeping_engines_with_adapters_keep_weights_in_host_memory():
+    lora = ("actor_rollout_ref.model.lora_rank=32", "trainer.save_freq=0")
+
+    def estimate_per_parameter(*overrides, sends_adapter=True):
+        node_bytes = estimate_gpu_node_bytes(config(*lora, *overrides), LARGE, sends_adapter)
+        assert node_bytes is not None
+        return node_bytes / P
+
+    assert estimate_per_parameter(sends_adapter=False) == 4
+    assert estimate_per_parameter() == 4 + 8 * 2  # an engine on each of the 8 GPUs
+    assert estimate_per_parameter(f"{ROLLOUT}.tensor_model_parallel_size=2") == 4 + 4 * 2
+    assert estimate_per_parameter(f"{ROLLOUT}.free_cache_engine=false") == 4
+    assert estimate_per_parameter(f"{ROLLOUT}.nnodes=1", OVERLAP) == 4
 
 
 def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
@@ -309,7 +354,7 @@ def test_engines_with_separate_gpus_are_counted_there():
     assert count_engines(cfg, "cpu") == 1 and resolve_weight_transfer(cfg, "cpu") == "store"
     assert resolve_weight_transfer(cfg, "cuda") == "nccl"
     text = make_plan(cfg, PlanFacts(device="cuda", parameters=P)).format_text()
-    assert "(8 GPUs only for engines)" in text and "by NCCL" in text
+    assert "8 GPUs" in text and "NCCL" in text
     assert "trainer.rollout_overlap=one_step" in text, "else one half waits for the other"
     # The engines have these GPUs to themselves, and so does the update, with or without overlap.
     assert estimate_rollout_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
@@ -366,7 +411,7 @@ def test_weight_transfer_follows_from_device_and_engine():
         cfg = config(f"{ROLLOUT}.name={name}")
         assert resolve_weight_transfer(cfg, device) == transfer, (device, name)
         text = make_plan(cfg, PlanFacts(device=device)).format_text()
-        assert ("by CUDA IPC" in text) == (transfer == "ipc")
-        assert ("through the object store" in text) == (transfer == "store" and device == "cuda")
+        assert ("CUDA IPC" in text) == (transfer == "ipc")
+        assert ("object store" in text) == (transfer == "store" and device == "cuda")
     forced = config(f"{ROLLOUT}.weight_transfer=store")
     assert resolve_weight_transfer(forced, "cuda") == "store"

@@ -71,8 +71,8 @@ def test_errors_are_equal_after_the_way_to_another_process(error):
         (KeyError("a"), "unknown_name"),
         (AttributeError("a"), "unknown_name"),
         (TypeError("a"), "wrong_type"),
-        (ValueError("a"), "out_of_range"),
+        (ValueError("a"), "failed_call"),
     ],
 )
 def test_other_errors_have_the_code_of_their_type(error, code):
-    assert get_problem_code(error) == code
+    assert get_problem_code(error, "failed_call") == code

@@ -53,5 +53,5 @@ def test_sampled_or_single_trajectories_are_accepted(overrides):
     ],
 )
 def test_keys_that_change_nothing_are_expected(overrides, expected):
-    notes = [note for note in iterate_plan_notes(config(*overrides)) if "has no effect" in note]
+    notes = [note for note in iterate_plan_notes(config(*overrides)) if note.startswith(VAL)]
     assert [note.split()[0] for note in notes] == [f"{VAL}.{name}" for name in expected]

@@ -150,8 +150,8 @@ def test_keys_carry_the_texts_of_help():
     assert keys["shore.lake.size"].help_text == "cells per side of the lake"
     assert keys["shore.lake.max_steps"].help_text.startswith("steps after which")
     assert keys["shore.boats"].unused_annotation == Unused("nobody rows", "old logbooks")
-    assert keys["shore.boats"].describe_allowed() == "int | None >= 1"
-    assert keys["shore.depth"].describe_allowed() == "float | None > 0 and <= 3"
+    assert keys["shore.boats"].describe_allowed() == "int >= 1 or null"
+    assert keys["shore.depth"].describe_allowed() == "float > 0 and <= 3 or null"
 
 
 def test_texts_from_files_are_converted_to_the_type_of_the_key():
@@ -207,3 +207,16 @@ def test_no_key_accepts_a_non_finite_number(schema, written):
             ]
         tried += 1
     assert tried > 1
+
+
+def test_key_without_default_must_be_set():
+    class Pier(Section):
+        """A pier."""
+
+        length: PositiveInt
+        """metres"""
+
+    (problem,) = read_section(Pier, {}, "pier").problems.values()
+    assert problem.code == "missing_key" and problem.startswith("pier.length: ")
+    assert "int >= 1" in problem and problem.endswith("fix: pier.length=VALUE")
+    assert read_section_or_raise(Pier, {"length": 3}).length == 3

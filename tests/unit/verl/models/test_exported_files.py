@@ -74,6 +74,9 @@ def test_code_and_tokenizer_files_of_the_source_are_exported(policy, tmp_path):
     templates = source / "additional_chat_templates"
     templates.mkdir()
     tokenizer_files = ["spiece.model", "qwen.tiktoken", "additional_chat_templates/tools.jinja"]
+    # Files of models for images and text.
+    tokenizer_files += ["processor_config.json", "video_preprocessor_config.json"]
+    tokenizer_files += ["preprocessor_config.json", "chat_template.json"]
     for name in tokenizer_files:
         (source / name).write_text(name)
     (source / "pytorch_model.bin").write_bytes(b"weights of the source")

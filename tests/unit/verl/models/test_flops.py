@@ -13,8 +13,8 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import ForwardSize, ModelFlops, count_model_weights
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel, ValueModel
-from verl.workers.profiling import PEAK_TFLOPS, find_peak_tflops
 from verl.workers.rows import Rows
+from verl.workers.update import PEAK_TFLOPS, find_peak_tflops
 
 
 @pytest.fixture(scope="module")

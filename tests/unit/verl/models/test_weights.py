@@ -277,7 +277,8 @@ def test_damaged_weights_are_refused_by_name(policy, damage):
 def test_usable_weights_are_loaded(policy, tied, kind):
     USABLE[kind](policy)
     check_weights(policy, read_config(policy))
-    weights = dict(load_weights(policy, dtype=torch.float32).named_parameters())
+    model = load_weights(policy, config=read_config(policy), dtype=torch.float32)
+    weights = dict(model.named_parameters())
     rounding = 0.01 if kind == "half precision" else 0
     for name, tensor in load_file(tied / FILE).items():
         torch.testing.assert_close(weights[name].data, tensor, atol=rounding, rtol=rounding)

@@ -1,5 +1,6 @@
 """Tests of the journal: trajectory files, texts for the trackers, and completeness."""
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from tests.helpers.number_line_world import make_config, make_world
+from tests.helpers.refusals import list_logged
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.record.journal import Journal
@@ -122,6 +124,22 @@ def test_write_error_ends_the_run_at_the_next_report(batch, journal, monkeypatch
     assert not journal.run.metrics_path.exists(), "the metrics of a step follow its trajectories"
 
 
+@pytest.mark.parametrize("error_type", [KeyboardInterrupt, ZeroDivisionError])
+def test_failed_write_does_not_replace_the_error_that_ended_the_run(
+    batch, journal, monkeypatch, caplog, error_type
+):
+    def raise_process_gone(*_) -> None:
+        raise RuntimeError("the process of the rows has ended")
+
+    monkeypatch.setattr(RunDirectory, "write_rollouts", raise_process_gone)
+    with pytest.raises(error_type), contextlib.ExitStack() as stack:
+        stack.callback(journal.close)
+        journal.log_rollouts(1, batch)
+        raise error_type
+    assert "the process of the rows has ended" in caplog.text
+    assert journal.run.report_path.exists()
+
+
 def test_checkpoint_appears_after_the_files_of_its_step(batch, journal, may_write, tmp_path):
     checkpoints = CheckpointManager(tmp_path / "checkpoints", background=True)
     trainer, calls, _ = make_fake_run()
@@ -189,6 +207,6 @@ def test_report_that_cannot_be_written_does_not_end_the_run(journal, caplog):
     journal.run.report_path.mkdir()  # a file cannot replace a directory
     journal.log_step(1, {"val/success_rate": 0.5})
     journal.finish_run()
-    assert caplog.text.count("could not be written") == 2, "after the validation and at the end"
-    assert "report.html" in caplog.text, "the message has the error of the child process"
+    # After the validation and at the end. The message has the error of the child process.
+    assert len(list_logged(caplog, Journal.__module__, "report.html")) == 2
     assert [record["step"] for record in jsonl.read(journal.run.metrics_path)] == [1]

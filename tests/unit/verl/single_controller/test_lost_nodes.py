@@ -39,7 +39,8 @@ def test_node_lost_shortly_after_the_error_is_named(clusters, error):
     calls = clusters([HEAD, OTHER], [HEAD, OTHER], [HEAD, OTHER], [HEAD, GONE])
     with pytest.raises(type(error)) as caught, nodes.add_lost_nodes_to_errors():
         raise error
-    assert caught.value.__notes__ == ["the node other (bbbbbbbb) of the cluster is gone"]
+    (note,) = caught.value.__notes__
+    assert "other (bbbbbbbb)" in note
     assert len(calls) == 4
 
 
@@ -69,4 +70,5 @@ def test_node_lost_before_is_not_named_and_hides_no_other(clusters):
     with pytest.raises(WorkerDiedError) as caught, nodes.add_lost_nodes_to_errors():
         assert not nodes.is_lost(lost_before) and nodes.is_lost(GONE)
         raise WorkerDiedError("rank 0 is gone")
-    assert caught.value.__notes__ == ["the node other (bbbbbbbb) of the cluster is gone"]
+    (note,) = caught.value.__notes__
+    assert "other (bbbbbbbb)" in note

@@ -69,12 +69,11 @@ def test_every_other_live_node_is_queried(monkeypatch, tmp_path):
     text = collected.stacks
     assert fake.requests == [(node, tmp_path) for node in (A, B, C)]
     assert "== node host-a (aaaaaaaa)\nstacks of a\n" in text
-    assert "== node host-b (bbbbbbbb)\nits stacks could not be collected: RayError: no\n" in text
-    assert "== node host-c (cccccccc)\nit did not answer within" in text
-    assert collected.silent_nodes == (
-        "node host-d (dddddddd) is gone",
-        "node host-c (cccccccc) does not answer",
-    )
+    failed = text.partition("== node host-b (bbbbbbbb)\n")[2].partition("== ")[0]
+    late = text.partition("== node host-c (cccccccc)\n")[2].partition("== ")[0]
+    assert "RayError: no\n" in failed and f"{nodes.STACKS_TIMEOUT_S:g} s" in late
+    dead, silent = collected.silent_nodes
+    assert "host-d (dddddddd)" in dead and "host-c (cccccccc)" in silent
 
 
 @pytest.mark.parametrize("initialised", [True, False])

@@ -180,12 +180,13 @@ def test_only_abandoned_partial_saves_are_removed(tmp_path):
         f".partial-{host}-{os.getpid()}-b",
         ".partial-elsewhere-1-old",
     ]
-    alive = [f".partial-{host}-{os.getppid()}-c", ".partial-elsewhere-1-new"]
-    for name in abandoned + alive:
+    kept = [f".partial-{host}-{os.getppid()}-c", ".partial-elsewhere-1-new", ".partial-of_a_user"]
+    for name in abandoned + kept:
         (tmp_path / name).mkdir()
-    os.utime(tmp_path / ".partial-elsewhere-1-old", (0, 0))
+    for name in (".partial-elsewhere-1-old", ".partial-of_a_user"):
+        os.utime(tmp_path / name, (0, 0))
     manager.save(1, write_weights(b"abc"), {})
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*alive, "global_step_1"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "global_step_1"])
 
 
 def test_checkpoint_module_needs_no_torch():

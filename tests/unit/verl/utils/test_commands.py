@@ -9,7 +9,6 @@ import pytest
 
 from verl.config.settings import ConfigError
 from verl.utils.commands import (
-    INTERRUPTED_STATUS,
     MISTAKE_STATUS,
     UsageError,
     read_yaml_mapping,
@@ -47,10 +46,6 @@ def test_text_beyond_the_encoding_of_the_locale_is_escaped():
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environ)
     assert result.stdout == b"d\\xfcr\n" and not result.stderr
-
-
-def test_ctrl_c_ends_a_command_with_status_130():
-    assert run_and_report_mistakes(make_raising(KeyboardInterrupt())) == INTERRUPTED_STATUS
 
 
 def test_os_error_inside_a_run_is_raised():

@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -124,6 +126,24 @@ def test_published_files_are_readable_by_others(tmp_path):
 def publish(target, overwrite=False, **files):
     with publish_directory(target, overwrite) as folder:
         write_files(folder, **files)
+
+
+def test_directory_of_a_killed_process_is_removed_by_the_next_one(tmp_path):
+    code = (
+        "import os, sys; from verl.utils.files import publish_directory\n"
+        "with publish_directory(sys.argv[1]) as directory:\n"
+        "    (directory / 'weights').write_bytes(bytes(1000))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    target, other = tmp_path / "policy", tmp_path / "policy.partial"
+    for path in (target, other):
+        subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    with publish_directory(target) as directory:
+        (directory / "weights").write_bytes(b"abc")
+    left = [path.name for path in tmp_path.iterdir() if path != target]
+    assert len(left) == 1 and left[0].startswith(".policy.partial.partial-")
+    assert (target / "weights").read_bytes() == b"abc"
 
 
 def test_published_directory_is_replaced_again(tmp_path):

@@ -62,3 +62,14 @@ def test_line_that_is_nested_too_deeply_is_skipped(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("[" * 100_000 + "\n" + '{"a": 1}\n')
     assert list(jsonl.read(path)) == [{"a": 1}]
+
+
+def test_line_after_an_incomplete_one_can_be_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    jsonl.append(path, {"step": 1})
+    with path.open("a") as file:
+        file.write('{"step": 2, "lo')  # as after a full disk
+    for step in (3, 4):
+        jsonl.append(path, {"step": step, "text": "ü"})
+    assert [record["step"] for record in jsonl.read(path)] == [1, 3, 4]
+    assert path.read_bytes().count(b"\n") == 4

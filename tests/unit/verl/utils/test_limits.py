@@ -1,6 +1,7 @@
 """Tests of time and memory limits for foreign code."""
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -10,7 +11,13 @@ import time
 import pytest
 
 from tests.helpers.refusals import mentions
-from verl.utils.limits import TimeLimitError, describe_error, time_limit
+from verl.utils.limits import (
+    TimeLimitError,
+    describe_error,
+    describe_raised_error,
+    describe_user_line,
+    time_limit,
+)
 
 
 def spin():
@@ -133,7 +140,8 @@ def test_limit_holds_in_other_threads(monkeypatch, graded):
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(30)
-    assert messages == ["it took over 0.05 s"]
+    (message,) = messages
+    assert message.startswith("it ") and "0.05 s" in message
 
 
 def test_errors_and_keyboard_interrupts_are_not_replaced():
@@ -190,3 +198,33 @@ class UnreadableError(Exception):
 def test_error_of_user_code_without_a_readable_message_is_named_by_its_type(form):
     assert describe_error(KeyError("a"), form) == form(KeyError("a"))
     assert describe_error(UnreadableError(), form).startswith("UnreadableError ")
+
+
+def load_settings_file():
+    return json.loads("{")
+
+
+def test_error_names_the_line_of_user_code_that_raised_it():
+    line = f" in {__file__}, line {load_settings_file.__code__.co_firstlineno + 1}"
+    with pytest.raises(ValueError) as caught:
+        load_settings_file()
+    assert describe_user_line(caught.value) == line
+    assert describe_raised_error(caught.value) == f"{caught.value!r}{line}"
+
+
+def test_time_limit_error_names_the_line_that_was_running():
+    with pytest.raises(TimeLimitError) as caught, time_limit(0.05, "it"):
+        spin()
+    line = spin.__code__.co_firstlineno + 2
+    assert describe_user_line(caught.value) == f" in {__file__}, line {line}"
+
+
+def test_error_with_a_fix_or_from_a_library_names_no_line_of_user_code():
+    assert describe_raised_error(ValueError("n=0; fix: n=1")) == repr(ValueError("n=0; fix: n=1"))
+    error = None
+    try:
+        exec("import json; json.loads('{')")
+    except ValueError as caught:
+        error = caught.with_traceback(caught.__traceback__.tb_next)
+    assert describe_user_line(error) == ""
+    assert "json" in describe_raised_error(error)

@@ -11,10 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import mentions, missing_parts
 from verl.utils import progress, watchdog
 from verl.utils.progress import Progress
 from verl.utils.stacks import (
@@ -156,9 +155,8 @@ def test_waits_are_logged_at_doubling_intervals(dog, clock, caplog):
         mark_as_awaited(["rank 0", "rank 1"]),
     ):
         pass_time(dog, clock, 300)
-    assert list_messages(caplog) == [
-        f"waiting for update_actor for {seconds} s: rank 0, rank 1" for seconds in (60, 120, 240)
-    ]
+    for message, seconds in zip(list_messages(caplog), (60, 120, 240), strict=True):
+        assert not missing_parts(message, "update_actor", f" {seconds} s", "rank 0, rank 1")
 
 
 @pytest.mark.parametrize("moves", ["stage", "part", "progress"])
@@ -214,7 +212,7 @@ def test_stall_interrupts_once_and_then_ends_the_process(dog, clock, caught_sign
     assert EXIT_STATUS != 0
 
 
-@pytest.mark.parametrize("failing_call", ["collect_stacks", "progress.find_last_heartbeat"])
+@pytest.mark.parametrize("failing_call", ["collect_stacks", "progress.read_heartbeat_times"])
 def test_disk_error_does_not_keep_a_stalled_run_alive(
     tmp_path, caught_signals, monkeypatch, caplog, failing_call
 ):
@@ -240,7 +238,7 @@ def test_without_stall_timeout_nothing_is_interrupted(tmp_path, clock, caught_si
     dog.check_progress()
     pass_time(dog, clock, 4000)
     assert caught_signals == []
-    assert list_messages(caplog)[-1] == "waiting for start for 3840 s"
+    assert not missing_parts(list_messages(caplog)[-1], "start", "3840 s")
 
 
 def test_long_list_of_waits_is_cut(dog, clock, caplog):
@@ -300,7 +298,7 @@ def test_process_that_ignores_interrupts_is_ended(tmp_path):
     )
     assert result.returncode == EXIT_STATUS
     assert b"interrupt ignored" in result.stdout
-    assert b"the run did not end within" in result.stderr
+    assert b" 2 s" in result.stderr  # GRACE_S
 
 
 @pytest.mark.parametrize("state", ["stopped", "holds the GIL"])
@@ -308,7 +306,7 @@ def test_frozen_driver_is_killed_by_the_guard(tmp_path, state):
     command = [sys.executable, "-c", FROZEN, tmp_path, state]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert result.returncode == -signal.SIGKILL
-    assert re.search(rb"the driver \(process \d+\) has sent no heartbeat", result.stderr)
+    assert re.search(rb"driver \(process \d+\)", result.stderr)
     (answer,) = (tmp_path / "stacks").glob("*.txt")
     assert ("in native_code" in answer.read_text()) == (state != "stopped")
 
@@ -317,17 +315,20 @@ def test_moving_driver_is_not_killed_by_the_guard(tmp_path):
     command = [sys.executable, "-c", MOVING, tmp_path]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (0, b"finished in order\n"), result.stderr
+    assert b"without cleanup" not in result.stderr
 
 
-def test_guard_ends_with_its_driver(child):
-    process = child(
-        "from verl.utils.driver_guard import DriverGuard; import time; guard = DriverGuard(600.0); "
-        "print('ready', flush=True); time.sleep(600)"
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(1)"])
+def test_guard_reports_a_sudden_end_of_its_driver_and_ends(end):
+    """Ray's native code calls _exit(1) in a driver whose node process has ended."""
+    code = (
+        "from verl.utils.driver_guard import DriverGuard; import os; guard = DriverGuard(600.0)\n"
+        f"{end}\n"
     )
-    (guard,) = psutil.Process(process.pid).children()
-    process.kill()
-    psutil.wait_procs([guard], timeout=30)
-    assert not guard.is_running()
+    # The call returns when the guard, too, has closed standard error.
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert result.returncode in (1, -signal.SIGKILL)
+    assert re.search(rb"the driver \(process \d+\) ended without cleanup", result.stderr)
 
 
 def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_path, monkeypatch):
@@ -343,6 +344,32 @@ def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_pat
     pass_time(dog, clock, 599)
     assert caught_signals == []
     pass_time(dog, clock, 2)
+    assert caught_signals == [signal.SIGINT]
+
+
+def test_heartbeat_counts_after_the_clock_was_set_back(dog, clock, caught_signals, tmp_path):
+    (tmp_path / "stacks").mkdir()
+    files = [tmp_path / "stacks" / f"{name}{progress.HEARTBEAT_SUFFIX}" for name in ("1", "2")]
+    for file in files:
+        file.touch()
+    pass_time(dog, clock, 599)
+    os.utime(files[0], (1000.0, 1000.0))
+    pass_time(dog, clock, 599)
+    assert caught_signals == []
+    pass_time(dog, clock, 2)
+    assert caught_signals == [signal.SIGINT]
+
+
+def test_time_in_which_the_process_was_stopped_is_no_stall(dog, clock, caught_signals):
+    pass_time(dog, clock, 100)
+    clock.now += 24 * 3600  # Ctrl-Z, then fg
+    dog.check_progress()
+    pass_time(dog, clock, 600 - 100 - int(watchdog.MAX_CHECK_GAP_S) - 1)
+    assert caught_signals == []
+    pass_time(dog, clock, 1)
+    assert caught_signals == [signal.SIGINT]
+    clock.now += 24 * 3600
+    dog.check_progress()
     assert caught_signals == [signal.SIGINT]
 
 
@@ -387,7 +414,7 @@ def test_stopped_process_is_named_and_killed(child, tmp_path):
     silent = collect_stacks(tmp_path, tmp_path / "all.txt")
     assert len(silent) == 1
     assert silent[0].describe_process().startswith(f"worker (process {process.pid}, stopped, ")
-    assert "it did not answer" in (tmp_path / "all.txt").read_text()
+    assert "in compute_slowly" not in (tmp_path / "all.txt").read_text()
     watchdog._kill_processes(silent)
     assert process.wait(30) == -signal.SIGKILL
 
@@ -418,7 +445,7 @@ REMOTE = RemoteStacks("\n== node b\nin a kernel\n", ("node c does not answer",))
 
 @pytest.mark.parametrize("answer", [REMOTE, None])
 def test_remote_stacks_are_collected_without_delaying_the_end(
-    dog, clock, caught_signals, tmp_path, monkeypatch, caplog, answer
+    clock, caught_signals, tmp_path, monkeypatch, caplog, answer
 ):
     monkeypatch.setattr(watchdog, "REMOTE_STACKS_S", 0.2)
     folders: list[Path] = []
@@ -429,7 +456,8 @@ def test_remote_stacks_are_collected_without_delaying_the_end(
             threading.Event().wait(600)
         return answer or RemoteStacks()
 
-    dog.set_remote_stacks(collect_remotely)
+    dog = Watchdog(tmp_path, 60.0, 600.0, clock, collect_remotely)
+    dog.check_progress()
     pass_time(dog, clock, 600)
     assert folders == [tmp_path / "stacks"] and caught_signals == [signal.SIGINT]
     written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))

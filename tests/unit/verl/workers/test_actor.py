@@ -26,6 +26,7 @@ from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import gather_full_weights
 from verl.workers.mini_batches import make_mini_batches
+from verl.workers.policy_loss import create_policy_loss
 from verl.workers.rows import PADDING_ROWS, Rows
 
 CHOICE = RestrictedTokenLoss((20, 21, 22, 23), weight=0.5, name="level")
@@ -120,9 +121,9 @@ def test_other_loss_terms_are_computed_on_all_rows(policy, monkeypatch, term):
     monkeypatch.setitem(
         core_algos.POLICY_LOSSES, "of_this_test", core_algos.compute_policy_loss_vanilla
     )
-    worker, data = actor_of(policy, **term), random_rows()
+    section, data = actor_of(policy, **term).config.actor, random_rows()
     data.batch["advantages"][:] = 0.0
-    assert worker._create_policy_loss(data).rows_with_gradient(data, [2, 5]) == [2, 5]
+    assert create_policy_loss(section, data).rows_with_gradient(data, [2, 5]) == [2, 5]
 
 
 @pytest.mark.parametrize("term", [{"entropy_coeff": 0.1}, {"use_kl_loss": True}])
@@ -280,7 +281,8 @@ def test_micro_batches_do_not_change_the_gradient_of_any_loss(policy, monkeypatc
 def test_loss_reads_its_settings(policy):
     kl_cov = PolicyLossConfig(loss_mode="kl_cov", kl_cov_ratio=0.0, ppo_kl_coef=0.25)
     data = random_rows()
-    loss = actor_of(policy, policy_loss=kl_cov)._create_policy_loss(data)
+    section = actor_of(policy, policy_loss=kl_cov).config.actor
+    loss = create_policy_loss(section, data)
     assert loss.params == {"ppo_kl_coef": 0.25}
     mask = data.batch["response_mask"]
     token_selector = loss.make_token_selector(data, [0, 1, 2])
@@ -289,7 +291,8 @@ def test_loss_reads_its_settings(policy):
         data.batch["old_log_probs"], data.batch["advantages"], mask
     ).any()
     sapo = PolicyLossConfig(loss_mode="sapo")
-    loss = actor_of(policy, policy_loss=sapo, tau_pos=0.5)._create_policy_loss(data)
+    section = actor_of(policy, policy_loss=sapo, tau_pos=0.5).config.actor
+    loss = create_policy_loss(section, data)
     assert (
         loss.params == {"tau_pos": 0.5, "tau_neg": 1.05}
         and loss.make_token_selector(data, [0]) is None
@@ -483,7 +486,7 @@ def test_rows_with_credit_only_are_computed(policy):
     first_sampled = int(data.batch["response_mask"][3].argmax())
     credit[3, first_sampled, 2] = 1.0
     data.batch["choice_credit"] = credit
-    loss = actor_of(policy)._create_policy_loss(data)
+    loss = create_policy_loss(actor_of(policy).config.actor, data)
     assert loss.rows_with_advantage(data, list(range(len(data)))) == [3]
 
 

@@ -18,7 +18,7 @@ from tests.helpers.policy_rows import (
     policy_config,
     random_rows,
 )
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import list_logged, mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.models.attention_calls import AttentionCalls
@@ -47,6 +47,20 @@ def untied_policy(tmp_path_factory):
 
 def make_engine(path, optim=None, **options):
     return TrainEngine(PolicyModel(load_causal_lm(path, **options)), device="cpu", optim=optim)
+
+
+def test_cudnn_attention_is_disabled_on_a_gpu_only(policy, monkeypatch):
+    def refuse_group(_device: str) -> None:
+        raise RuntimeError("no process group")
+
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make_engine(policy)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(engine_module, "init_distributed", refuse_group)
+    with pytest.raises(RuntimeError, match="no process group"):
+        TrainEngine(PolicyModel(load_causal_lm(policy)), device="cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def mean_log_prob(engine, data):
@@ -180,7 +194,7 @@ def test_missing_moments_are_reported(policy, tmp_path, caplog, saves_optimizer,
     first.step()
     save_engine(first, tmp_path, saves_optimizer=saves_optimizer).wait_for_files()
     load_engine(make_engine(policy, OptimConfig(lr=1e-2)), tmp_path)
-    assert sum("no AdamW moments" in record.message for record in caplog.records) == num_warnings
+    assert len(list_logged(caplog, load_engine.__module__, tmp_path)) == num_warnings
 
 
 def test_fused_step_equals_the_plain_step_and_continues(policy, tmp_path, monkeypatch):

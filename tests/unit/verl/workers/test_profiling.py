@@ -11,8 +11,8 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import count_model_weights
 from verl.records import PROFILE, ProfileRequest
 from verl.workers.critic import CriticWorker
-from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows
+from verl.workers.update import memory_metrics, speed_metrics
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,10 @@ from tests.helpers.engine_cases import (
     run_requests,
 )
 from tests.helpers.model_families import ROW_WISE, SCALED, WINDOWED, build_family
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem, mentions
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
+from verl.config.settings.errors import UserError
 from verl.models.loader import load_causal_lm, prepare_for_training, read_config
 from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import pack_rows
@@ -392,7 +393,8 @@ def test_sleep_frees_weights_only_at_level_2(policy, monkeypatch):
 
 
 def test_unknown_engine_gets_a_suggestion():
-    with pytest.raises(ValueError, check=mentions("vllm", "hf")):
+    refused = has_problem("unknown_name", "actor_rollout_ref.rollout.name", "vllm", "hf")
+    with pytest.raises(UserError, check=refused):
         create_engine("vlm", rollout_section(), "nowhere")
 
 

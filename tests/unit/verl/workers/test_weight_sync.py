@@ -302,7 +302,7 @@ def test_fused_repacked_and_quantised_weights_are_not_verified():
     }
     receipt = WeightReceipt(held)
     assert len(list(receipt.record_weights(sent))) == len(receipt.received_checksums) == 5
-    with pytest.raises(EngineError, check=mentions("1 of the 2", "stale")):
+    with pytest.raises(EngineError, check=mentions(1, 2, "stale")):
         receipt.verify_weights(held)
     held["stale"] = torch.ones(2, 2)
     assert receipt.verify_weights(held) == 2

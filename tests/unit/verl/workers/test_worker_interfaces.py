@@ -14,7 +14,7 @@ from verl.protocol import DataProto
 from verl.records import BranchRequest, RestrictedTokenLoss, ScoreResult, SpanRequest
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
-from verl.workers.policy_loss import PolicyLoss
+from verl.workers.policy_loss import create_policy_loss
 from verl.workers.rollout.engine_registry import import_engine_class
 from verl.workers.rows import (
     choose_micro_batch_limits,
@@ -66,7 +66,7 @@ def test_bonus_without_choice_mask_is_no_loss_term(policy):
     data = random_rows()
     data.meta_info["choice"] = RestrictedTokenLoss((20, 21), weight=0.1)
     del data.batch["choice_mask"]
-    loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._create_policy_loss(data)
+    loss = create_policy_loss(policy_config(policy).actor, data)
     assert loss.restricted_loss is None and loss.allowed_token_ids is None
 
 

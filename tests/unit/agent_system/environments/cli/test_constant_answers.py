@@ -17,6 +17,7 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.settings import EnvSettings
+from tests.helpers.refusals import missing_parts
 
 HELPERS = "tests.helpers.answer_envs"
 
@@ -25,13 +26,13 @@ def test_constant_that_succeeds_at_most_tasks_is_reported():
     findings = check_environment(f"{HELPERS}:PACKAGE", {"fault": "skewed"})
     assert findings.constant is not None
     assert (findings.constant.action, findings.constant.num_successes) == ("Yes", 7)
-    assert any("'Yes' succeeds at 7 of 10" in sentence for sentence in findings.problems)
+    assert any(not missing_parts(text, "'Yes'", "7 of 10") for text in findings.problems)
 
 
 def test_grader_that_accepts_nan_is_reported():
     findings = check_environment(f"{HELPERS}:PACKAGE", {"fault": "nan", "count": 2})
     assert any(
-        problem.startswith("injecting solved") and "nan" in problem for problem in findings.problems
+        problem.startswith("injecting ") and "'nan'" in problem for problem in findings.problems
     )
     actions = {
         action
@@ -155,7 +156,7 @@ def test_mistake_prints_one_sentence_and_exits_with_2(arguments, tmp_path, monke
     status = main(arguments)
     output = capsys.readouterr()
     if arguments[-1] == "count=0":
-        assert status == 1 and "no val tasks" in output.out
+        assert status == 1 and " val " in output.out
         return
     assert status == 2 and output.err.strip() and "Traceback" not in output.err
     assert len(output.err) < 2000
@@ -195,7 +196,7 @@ def test_other_policies_run_although_solutions_take_too_long(monkeypatch):
 def test_the_episodes_of_the_best_constant_are_repeated_in_another_process():
     findings = check_environment(f"{HELPERS}:UNREPEATABLE", {"fault": "skewed"})
     assert findings.constant is not None and findings.constant.action == "Yes"
-    assert any("same actions of constant" in sentence for sentence in findings.problems)
+    assert any(not missing_parts(text, "constant", "seed") for text in findings.problems)
 
 
 def test_the_random_policy_varies_the_moves_that_a_game_shows():

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from agent_system.environments.cli.interactive import NoSuchTaskError, run_interactive
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import mentions, missing_parts
 
 
 def run_typed(name, typed, **options):
@@ -32,13 +32,16 @@ def read_solution(task=0):
 def test_typed_moves_succeed_and_are_echoed():
     is_success, output = run_typed("Number_Line", read_solution())
     assert is_success and ("> left" in output or "> right" in output)
-    assert "success after" in output and "return 1" in output and "valid actions: " in output
+    assert "return 1" in output and "left, right" in output
 
 
 def test_wrong_moves_are_reported_and_end_of_input_stops():
     is_success, output = run_typed("number_line", "fly\n\n")
-    assert not is_success and output.count("this action is not valid here") == 2
-    assert "stopped after 2 actions; return 0" in output
+    lines = output.splitlines()
+    valid_lines = run_typed("number_line", "left\nright\n")[1].splitlines()
+    # Each wrong move has a remark.
+    assert not is_success and len(lines) == len(valid_lines) + 2
+    assert not missing_parts(lines[-1], 2, 0)
 
 
 def test_turn_limit_ends_the_episode():
@@ -86,4 +89,4 @@ def test_command_reads_actions_from_a_pipe():
         timeout=120,
         env={**os.environ, "COLUMNS": "100"},
     )
-    assert process.returncode == 0 and "success after" in process.stdout, process.stderr
+    assert process.returncode == 0 and "return 1" in process.stdout, process.stderr

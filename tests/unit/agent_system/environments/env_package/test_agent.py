@@ -37,6 +37,7 @@ def test_task_without_data_source_gets_agent(tmp_path):
         ({"path": ""}, ValueError, ["env.agent.path=''", "env.agent.path=my_agent"]),
         ({"tasks": ""}, ValueError, ["env.agent.tasks=''", "env.agent.tasks=my_agent.py:tasks"]),
         ({"path": f"{HELPERS}:plai"}, ValueError, [f"env.agent.path='{HELPERS}:plai'"]),
+        ({"path": f"{HELPERS}:tasks"}, ValueError, ["env.agent.path=", "base_url, api_key"]),
         ({"tasks": "no.py:tasks"}, FileNotFoundError, ["env.agent.tasks='no.py:tasks'"]),
     ],
 )

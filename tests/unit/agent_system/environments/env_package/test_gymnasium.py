@@ -6,7 +6,7 @@ version are refused.
 
 import pytest
 
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem
 
 pytest.importorskip("minigrid")
 
@@ -220,17 +220,28 @@ def test_environment_without_description_shows_numbers():
 
 
 @pytest.mark.parametrize(
-    ("section", "parts"),
+    ("section", "code", "key", "parts"),
     [
-        ({"env_id": "Taxy-v4"}, ["env_id='Taxy-v4'", "'Taxi-v4'"]),
-        ({"env_id": "Pendulum-v1"}, ["Pendulum-v1", "Box"]),
-        ({"actions": ["a", "b"]}, ["actions=['a', 'b']", 6]),
-        ({"env_id": "Taxi-v4", "options": {"wings": 2}}, ["env_id='Taxi-v4'", "wings"]),
-        ({"env_id": "tests.helpers.textless_gymnasium:Drawn-v0"}, ["Box", "describe.path"]),
+        ({"env_id": "Taxy-v4"}, "unknown_name", "env_id", ["'Taxy-v4'", "'Taxi-v4'"]),
+        ({"env_id": "Pendulum-v1"}, "out_of_range", "env_id", ["Pendulum-v1", "Box"]),
+        ({"actions": ["a", "b"]}, "out_of_range", "actions", ["['a', 'b']", 6]),
+        (
+            {"env_id": "Taxi-v4", "options": {"wings": 2}},
+            "failed_call",
+            "env_id",
+            ["'Taxi-v4'", "wings"],
+        ),
+        (
+            {"env_id": "tests.helpers.textless_gymnasium:Drawn-v0"},
+            "out_of_range",
+            "env_id",
+            ["Box", "describe.path"],
+        ),
     ],
 )
-def test_environment_without_a_text_version_is_refused(section, parts):
-    with pytest.raises(NoTextDescriptionError, check=mentions(*parts)):
+def test_environment_without_a_text_version_is_refused(section, code, key, parts):
+    refused = has_problem(code, f"env.gymnasium.{key}", *parts)
+    with pytest.raises(NoTextDescriptionError, check=refused):
         make_text_description(read(section))
 
 

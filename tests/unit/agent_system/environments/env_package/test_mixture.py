@@ -27,6 +27,7 @@ from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import has_problem, mentions, suggests
 from tests.helpers.solvability import follow_script, play_episodes
 from verl.config.settings import ConfigError
+from verl.config.settings.errors import UserError
 from verl.trainer.launch.extensions import load_config
 
 PARTS = {"frozen_lake": 2, "number_line": 1, "tools": 1}
@@ -114,7 +115,7 @@ def test_task_limit_is_divided_by_weight():
         "number_line": 2,
         "tools": 2,
     }
-    with pytest.raises(ValueError, check=mentions("'number_line'", "'tools'")):
+    with pytest.raises(UserError, check=has_problem("no_rows", "", "'number_line'", "'tools'")):
         make_managers(train_tasks=1)
 
 

@@ -22,7 +22,8 @@ from agent_system.environments.env_package.reasoning_gym.package import (
 )
 from agent_system.environments.env_package.reasoning_gym.questions import load_questions
 from agent_system.environments.expert_protocol import EpisodeStart, Noise
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem
+from verl.config.settings.errors import UserError
 
 # 121 questions: 0 + 0 to 10 + 10.
 SUMS = {
@@ -162,10 +163,15 @@ def test_change_one_digit_changes_exactly_one_digit():
 
 
 def test_unknown_generator_or_option_lists_the_known_ones():
-    with pytest.raises(ValueError, check=mentions("task='chain_sun'", "chain_sum")):
+    key = "env.reasoning_gym.task"
+    with pytest.raises(
+        UserError, check=has_problem("unknown_name", key, "'chain_sun'", "chain_sum")
+    ):
         PACKAGE.tasks(make_settings(task="chain_sun"), "val")
     wrong = make_settings(options={"chain_sum": {"terms": 3}})
-    with pytest.raises(ValueError, check=mentions("options.chain_sum={'terms': 3}", "max_terms")):
+    key = "env.reasoning_gym.options.chain_sum"
+    refused = has_problem("out_of_range", key, "{'terms': 3}", "max_terms")
+    with pytest.raises(UserError, check=refused):
         PACKAGE.tasks(wrong, "val")
 
 

@@ -27,6 +27,7 @@ from tests.helpers.expert_policies import GOLD
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import has_problem, mentions
 from tests.helpers.solvability import play_episodes
+from verl.config.settings import ConfigError
 from verl.utils.message_rows import InvalidRowError
 
 read = PACKAGE.read_settings
@@ -334,7 +335,8 @@ def test_unreachable_server_is_an_error():
 
 
 def test_invalid_url_is_refused_before_the_start():
-    with pytest.raises(ValueError, check=mentions("env.search.search_url='localhost:8000'")):
+    refused = has_problem("invalid_syntax", "env.search.search_url", "'localhost:8000'")
+    with pytest.raises(ConfigError, check=refused):
         list_tasks(read({"search_url": "localhost:8000"}), "train")
 
 

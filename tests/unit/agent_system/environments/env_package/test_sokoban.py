@@ -11,9 +11,10 @@ from agent_system.environments.env_package.sokoban.package import PACKAGE, Sokob
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.expert_policies import push_the_boxes
 from tests.helpers.number_line_world import make_config
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem, mentions
 from tests.helpers.solvability import play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.config.settings.errors import UserError
 
 read = PACKAGE.read_settings
 
@@ -121,7 +122,8 @@ def test_levels_differ_also_under_mirroring():
 
 
 def test_settings_without_levels_are_refused():
-    with pytest.raises(ValueError, check=mentions(50, 60, "[5, 5]", 1)):
+    refused = has_problem("conflicting_keys", "env.sokoban", 50, 60, "[5, 5]", 1)
+    with pytest.raises(UserError, check=refused):
         list_tasks(read({**FEW, "dim_room": [5, 5], "min_moves": 50, "search_depth": 60}), "train")
 
 

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem
+from verl.config.settings.errors import UserError
 
 pytest.importorskip("textarena")
 
@@ -150,7 +151,8 @@ def test_admissible_moves_are_valid():
     [("TicTacTo-v0", "'TicTacToe-v0'"), ("Wordle-v0", "GuessTheNumber, FrozenLake")],
 )
 def test_unknown_or_excluded_game_is_refused_with_an_alternative(game, alternative):
-    with pytest.raises(ValueError, check=mentions(f"game='{game}'", alternative)):
+    refused = has_problem("unknown_name", "env.textarena.game", f"'{game}'", alternative)
+    with pytest.raises(UserError, check=refused):
         make_envs(make_config("textarena", kwargs={"game": game}))
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem
 
 pytest.importorskip("textworld_express")
 if shutil.which("java") is None:
@@ -196,9 +196,16 @@ def test_reward_is_the_change_of_the_score(env):
     assert 0 < scores[len(scores) // 2] < 1.0 and all(0 <= reward < 1 for reward in rewards)
 
 
-@pytest.mark.parametrize("params", ["numLocations=no", "numLocations=99", "rooms=3"])
-def test_impossible_params_are_refused_before_the_start(params):
-    with pytest.raises(ValueError, check=mentions("env.textworld_express", params)):
+@pytest.mark.parametrize(
+    ("params", "code", "key"),
+    [
+        ("numLocations=no", "invalid_syntax", "env.textworld_express.params"),
+        ("numLocations=99", "out_of_range", "env.textworld_express"),
+        ("rooms=3", "out_of_range", "env.textworld_express"),
+    ],
+)
+def test_impossible_params_are_refused_before_the_start(params, code, key):
+    with pytest.raises(ValueError, check=has_problem(code, key, params)):
         list_tasks(read({"params": params}), "train")
 
 

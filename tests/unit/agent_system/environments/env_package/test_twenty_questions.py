@@ -27,6 +27,7 @@ from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import has_problem, mentions, suggests
 from tests.helpers.solvability import collect_successes
 from verl.config.settings import ConfigError
+from verl.config.settings.errors import UserError
 from verl.utils.commands import UsageError
 
 read = PACKAGE.read_settings
@@ -327,7 +328,8 @@ def test_train_and_validation_words_are_disjoint_and_stable():
     assert game.select_split_words("train", ["cat", "dog", "cow"]) == game.select_split_words(
         "train", ["cow", "cat", "dog"]
     )
-    with pytest.raises(ValueError, check=mentions("words=['dog']")):
+    refused = has_problem("out_of_range", "env.twenty_questions.words", "['dog']")
+    with pytest.raises(UserError, check=refused):
         game.select_split_words("train", ["dog"])
 
 

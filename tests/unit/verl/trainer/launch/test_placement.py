@@ -131,7 +131,7 @@ SMALL = ClusterNode("small", cpus=32.0, gpus=2.0)
             config_with_engine_gpus(1, 3, ranks=2),
             [GPU_NODE],
             "trainer.nnodes=1",
-            "only 0 fit in addition to the engines: big has 4",
+            "big has 4",
         ),
         (
             config_with_engine_gpus(1, 2, ranks=3),
@@ -229,14 +229,17 @@ def start(monkeypatch):
     """Return a function that starts the engines of a config, and returns their devices and
     arguments."""
 
-    def run(cfg):
+    def run(cfg, device="cuda"):
         remote = RecordingWorkerClass()
         monkeypatch.setattr(launch.ray, "remote", lambda _cls: remote)
         pool = RecordingPool()
         pools = ResourcePoolManager(
-            {}, {Role.Rollout: "pool"}, use_gpu=True, resource_pool_dict={"pool": pool}
+            {},
+            {Role.Rollout: "pool"},
+            use_gpu=device == "cuda",
+            resource_pool_dict={"pool": pool},
         )
-        launch.start_rollout_workers(plan_of(cfg), pools)
+        launch.start_rollout_workers(plan_of(cfg, device), pools)
         return pool.requested, remote.created
 
     return run
@@ -343,6 +346,21 @@ def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
             launch.resolve_device_settings(RunPlan(config(ranks=3)), is_cluster_joined=True)
     finally:
         stop_ray()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_workers_on_cpu_see_no_gpu(start, device, engine):
+    """Ray 2.60 leaves CUDA_VISIBLE_DEVICES unchanged for actors without GPUs."""
+    cfg = config(device, ranks=4, nnodes=2, engines=2)
+    cfg.actor_rollout_ref.rollout.name = engine
+    hides_gpus = device == "cpu"
+    (spec,) = launch.build_worker_specs(plan_of(cfg, device)).values()
+    assert spec.env_vars.get("CUDA_VISIBLE_DEVICES") == ("" if hides_gpus else None)
+    _, created = start(cfg, device)
+    # The CUDA build of vLLM does not run without a GPU.
+    expected = "" if hides_gpus and engine == "hf" else None
+    assert [arguments["env"].get("CUDA_VISIBLE_DEVICES") for arguments in created] == [expected] * 2
 
 
 @pytest.mark.parametrize("key", ["use_kl_loss", "use_kl_in_reward"])

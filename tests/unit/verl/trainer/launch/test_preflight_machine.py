@@ -2,6 +2,7 @@
 token."""
 
 import fcntl
+import resource
 from importlib import util
 from types import SimpleNamespace
 
@@ -40,9 +41,22 @@ def test_tracker_that_is_not_installed_is_a_problem(name, monkeypatch):
 
 
 def test_installed_trackers_are_no_problem(monkeypatch):
-    find_installed = lambda module: util.find_spec("json") if module == "tensorboardX" else None  # noqa: E731
-    monkeypatch.setattr(preflight_machine, "find_spec", find_installed)
-    assert not machine_problems("trainer.logger=[console,file,tensorboard]")
+    monkeypatch.setattr(preflight_machine, "find_spec", lambda _: util.find_spec("json"))
+    assert not machine_problems("trainer.logger=[console,file,tensorboard,wandb]")
+
+
+@pytest.mark.parametrize("source", ["config", "environment"])
+def test_local_ray_is_checked_like_no_cluster(source, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    overrides = ["trainer.device=cuda", "ray_init.num_cpus=4"]
+    if source == "environment":
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+    else:
+        overrides.append("ray_init.address=local")
+    cfg = load_config("ppo_trainer", [PATH, *overrides])
+    assert find_problems(cfg) == []
+    (problem,) = find_machine_problems(cfg)
+    assert (problem.key_path, problem.code) == ("trainer.device", "does_not_fit")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +80,18 @@ def test_variable_that_shows_all_gpus_to_every_engine_is_a_problem(monkeypatch):
     (problem,) = machine_problems()
     assert problem.startswith(f"{name}='1'") and f"fix: unset {name}" in problem
     assert not machine_problems("trainer.device=cpu")
-    monkeypatch.setenv(name, "")
+    for unset_value in ("", "0", "false"):
+        monkeypatch.setenv(name, unset_value)
+        assert not machine_problems()
+
+
+def test_variable_that_ray_sets_in_the_driver_of_a_job_is_no_problem(monkeypatch):
+    """Ray sets it for the job's driver, and removes it from the environment of the workers."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    assert len(machine_problems()) == 1
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert not machine_problems()
 
 
@@ -83,6 +108,20 @@ def test_object_store_is_at_most_what_ray_accepts(free_gb, limit, monkeypatch):
         limit_gb = max(1.0, min(0.9 * free_gb, available_gb / 2))
         assert local.limit_object_store_size(100.0) == limit_gb
     assert local.limit_object_store_size(0.5) == 0.5
+
+
+def test_limit_of_file_sizes_below_the_object_store_is_named(monkeypatch):
+    """Ray's process would be killed by SIGXFSZ, and the run would end after two start timeouts."""
+    limit = [2_000_000_000]
+    monkeypatch.setattr(preflight_machine.resource, "getrlimit", lambda _: (limit[0], limit[0]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert not machine_problems() and not machine_problems("ray_init.object_store_gb=2")
+    for override in ("ray_init.object_store_gb=2.1", "ray_init.object_store_gb=null"):
+        (problem,) = machine_problems(override)
+        assert problem.startswith("ray_init.object_store_gb=") and "ulimit" in problem
+        limit[0] = 500_000_000  # less than the default size
+    limit[0] = resource.RLIM_INFINITY
+    assert not machine_problems()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "other user"])

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.helpers.refusals import missing_parts
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.trainer import main_sft
 
@@ -96,15 +97,16 @@ def test_check_of_valid_rows_creates_nothing(policy, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], "packed (plain causal attention; kernels: sdpa;"),
-        (["model.path=null", "model.new.architecture=qwen3_5"], "row by row (layers of type lin"),
+        ([], ["packed", "sdpa"]),
+        (["model.path=null", "model.new.architecture=qwen3_5"], ["row by row", "linear_attention"]),
     ],
 )
 def test_plan_names_the_path_of_the_forward_passes(policy, tmp_path, capsys, overrides, expected):
     arguments = sft_arguments(policy, tmp_path, {"messages": EPISODE})
     assert main_sft.main([*arguments, *overrides]) == 0
     plan = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:-1])
-    assert plan["forward passes"].startswith(expected) and "off: each row" in plan["prefix tree"]
+    assert not missing_parts(plan["forward passes"], *expected)
+    assert plan["prefix tree"].strip().startswith("off: ")
 
 
 def test_check_refuses_a_directory_with_user_files(policy, tmp_path, capsys):

@@ -132,7 +132,7 @@ def test_critic_weights_are_checked(policy, intact_policy):
     assert problem.startswith(f"critic.model.path='{policy}': ") and QUERY in problem
 
 
-def save_reward_model(directory):
+def save_reward_model(directory, num_labels=1):
     config = Qwen2Config(
         vocab_size=400,
         hidden_size=32,
@@ -142,7 +142,7 @@ def save_reward_model(directory):
         num_key_value_heads=2,
         pad_token_id=0,
     )
-    config.num_labels = 1
+    config.num_labels = num_labels
     Qwen2ForSequenceClassification(config).save_pretrained(directory)
     make_tiny_tokenizer().save_pretrained(directory)
 
@@ -153,7 +153,7 @@ def save_reward_model(directory):
         (QUERY, None, QUERY),
         ("score.weight", None, "score.weight"),
         ("score.weight", torch.ones(2, 32), "score.weight"),
-        ("score.weight", torch.full((1, 32), torch.nan), "not finite"),
+        ("score.weight", torch.full((1, 32), torch.nan), "score.weight"),
         ("model.odd", torch.ones(2), "model.odd"),
     ],
 )
@@ -170,6 +170,16 @@ def test_reward_model_weights_are_checked(intact_policy, tmp_path, name, value, 
     change_weight(tmp_path / "reward", name, value)
     (problem,) = find_start_problems(cfg)
     assert problem.startswith(f"{path}='{tmp_path / 'reward'}': ") and why in problem
+
+
+def test_reward_model_with_several_labels_is_refused(intact_policy, tmp_path):
+    save_reward_model(tmp_path / "reward", num_labels=3)
+    paths = [f"{POLICY}={intact_policy}", f"reward_model.model.path={tmp_path / 'reward'}"]
+    cfg = load_config(
+        "ppo_trainer", [*paths, "env.env_name=number_line", "reward_model.enable=true"]
+    )
+    (problem,) = find_start_problems(cfg)
+    assert problem.startswith("reward_model.model.path=") and "3 labels" in problem
 
 
 @pytest.mark.parametrize("tie", [True, False])

@@ -133,13 +133,6 @@ def test_long_episode_is_truncated_after_a_whole_turn(bridge):
     assert encode_episode(bridge, EPISODE, 0.5, 10) is None
 
 
-def test_episode_that_is_no_conversation_is_refused(bridge):
-    with pytest.raises(ValueError, check=mentions("prompt")):
-        encode_episode(bridge, EPISODE[1:], 0.5, 512)
-    with pytest.raises(ValueError, check=mentions("assistant", "user")):
-        encode_episode(bridge, [*EPISODE, EPISODE[1]], 0.5, 512)
-
-
 TALK = [
     {"role": "system", "content": "Rules:\n- be brief\n"},
     {"role": "user", "content": "You see a desk."},
@@ -300,6 +293,21 @@ def test_resumed_training_equals_uninterrupted_training(policy, tmp_path):
     expected = gather_full_weights(whole.engine)
     for name, tensor in gather_full_weights(rest.engine).items():
         torch.testing.assert_close(tensor, expected[name], atol=0, rtol=0)
+
+
+def test_step_of_a_checkpoint_is_reported_before_the_checkpoint_exists(policy, tmp_path):
+    """Otherwise a run that is killed between them and then resumed has no metrics of the step."""
+    checkpoints = CheckpointManager(tmp_path)
+    rows, batches = rows_of([10] * 2), [[0], [1]]
+    trainer = trainer_of(policy, rows, batches, save_freq=1, checkpoints=checkpoints)
+    saved_steps_by_step = {}
+    trainer.fit(lambda record: saved_steps_by_step.update({record.step: saved_steps(checkpoints)}))
+    assert saved_steps_by_step == {0: [], 1: [], 2: [1]}
+    assert saved_steps(checkpoints) == [1, 2]
+
+
+def saved_steps(checkpoints: CheckpointManager) -> list[int]:
+    return sorted(checkpoints.find_checkpoints())
 
 
 def test_held_out_episodes_share_no_task_with_training():

@@ -3,8 +3,12 @@ rows."""
 
 import errno
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,8 +24,9 @@ from verl.config.settings import ConfigError
 from verl.config.validate import find_problems
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
+from verl.trainer.launch import sft_ranks
 from verl.trainer.launch.sft import run_sft
-from verl.trainer.launch.sft_ranks import ADAPTER_FOLDER, count_local_ranks
+from verl.trainer.launch.sft_ranks import ADAPTER_FOLDER, SFTJob, count_local_ranks
 from verl.trainer.sft.rows import SFTRow
 from verl.trainer.sft.trainer import LossSumsByName, SFTTrainer
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
@@ -177,6 +182,25 @@ def test_failed_write_of_one_rank_publishes_no_checkpoint(policy, tmp_path):
     (checkpoint,) = tmp_path.iterdir()  # neither step 1 nor a partial directory
     assert checkpoint.name == "global_step_0"
     verify_checkpoint(checkpoint)
+
+
+def test_interrupted_run_kills_its_ranks(monkeypatch):
+    """Their exit is not waited for: a stopped rank (SIGSTOP) does not react to SIGTERM."""
+    children = []
+
+    def start_sleeping(*_: object, **options: object) -> Any:
+        assert options["join"] is False
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        children[0].send_signal(signal.SIGSTOP)
+        return SimpleNamespace(processes=children, join=raise_interrupt)
+
+    def raise_interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sft_ranks, "spawn", start_sleeping)
+    with pytest.raises(KeyboardInterrupt):
+        sft_ranks.train_on_ranks(cast(SFTJob, None), num_ranks=2)
+    assert children[0].wait(30) == -signal.SIGKILL
 
 
 def test_several_machines_are_refused():

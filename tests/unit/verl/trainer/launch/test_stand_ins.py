@@ -45,7 +45,7 @@ def test_stand_in_is_named(overrides, expected, monkeypatch):
 def test_official_games_are_no_stand_in(monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     cfg = load_config("ppo_trainer", [PATH, "env.env_name=alfworld/AlfredTWEnv"])
-    assert "no games in ALFWORLD_DATA" in describe_stand_in(cfg)
+    assert "ALFWORLD_DATA" in describe_stand_in(cfg)
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     assert not describe_stand_in(cfg)
 
@@ -55,7 +55,7 @@ def test_run_stores_the_stand_in_in_facts_and_report(tmp_path):
     with RunDirectory(tmp_path).open(cfg, {}, describe_stand_in(cfg)):
         facts = json.loads((tmp_path / "env.json").read_text())
     assert "WebShop" in facts["stand_in"]
-    assert "400 generated products" in render_report(load_run(tmp_path))
+    assert facts["stand_in"].partition("'")[0] in render_report(load_run(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,37 @@ import pytest
 import torch
 
 from scripts.dev.bench import balance
+from tests.helpers.model_families import ROW_WISE, SCALED, WINDOWED, build_family
 from tests.helpers.policy_rows import add_branches, random_rows, share_prefixes
 from tests.helpers.refusals import mentions
-from tests.helpers.trainer_fakes import make_fake_run
+from tests.helpers.trainer_fakes import Group, make_fake_run
+from verl.models.forward_kind import PACKED_SETTINGS, ForwardSettings, RowWiseForward
+from verl.models.loader import prepare_for_training
+from verl.models.policy import PolicyModel
+from verl.models.prefix_tree import sort_sequences
 from verl.protocol import DataProto, object_array
-from verl.records import NUM_RANKS, PROFILE, ProfileRequest
+from verl.records import NUM_RANKS, PROFILE, BranchRequest, ProfileRequest
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
     MethodRegistration,
     plan_calls,
 )
+from verl.trainer.ppo import resources
 from verl.trainer.ppo.minibatch_sharding import (
     UNREAD_COLUMNS,
     balance_rows,
     call_with_balanced_rows,
     count_row_tokens,
+    list_mergeable_rows,
     reorder_by_rank,
     shard_minibatches,
     split_mini_batches,
     split_rows,
 )
 from verl.utils.seqlen_balancing import order_rows_for_ranks, partition_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
+from verl.workers.engine import TrainEngine
 from verl.workers.update import epoch_mini_batches
 
 TO_RANKS = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
@@ -118,21 +127,37 @@ def test_results_are_returned_in_the_order_of_the_rows(ranks, balanced):
     assert result.batch["y"].tolist() == [2 * row for row in range(7)] and len(shards_seen) == ranks
 
 
-def test_branch_tokens_count_as_row_tokens():
-    data = add_branches(random_rows(rows=4))
-    row_tokens = random_rows(rows=4).batch["attention_mask"].sum(-1).tolist()
-    branch_tokens = [
-        sum(len(b.token_ids) for b in row) for row in data.non_tensor_batch["branches"]
-    ]
-    assert sum(branch_tokens) > 0
-    assert count_row_tokens(data) == [a + b for a, b in zip(row_tokens, branch_tokens, strict=True)]
+# Family and ``prefix_tree`` of models with packed, merged and row-wise passes. The window of the
+# last one is shorter than the rows.
+FORWARD_CASES = {
+    "packed": (SCALED["qwen3"], False),
+    "tree": (SCALED["qwen3"], True),
+    "row-wise": (ROW_WISE["qwen3.5"], True),
+    "windowed": (WINDOWED["gemma3"], True),
+}
 
 
-def test_row_with_many_branch_tokens_gets_a_rank_alone():
-    data = random_rows(rows=4)
-    long = type("Long", (), {"token_ids": [0] * 5000})
-    data.non_tensor_batch["branches"] = object_array([[], [long], [], []])
-    data.batch["x"] = torch.arange(4)
+@pytest.mark.parametrize("case", FORWARD_CASES)
+def test_driver_counts_the_tokens_that_a_worker_computes(case):
+    family, prefix_tree = FORWARD_CASES[case]
+    policy = PolicyModel(prepare_for_training(build_family(family())))
+    engine = TrainEngine(policy, device="cpu", prefix_tree=prefix_tree)
+    data = add_branches(share_prefixes(random_rows(rows=6)))
+    num_tokens = sum(count_row_tokens(data, engine.forward_settings.kind))
+    token_ids, _ = list_mergeable_rows(data, engine.forward_settings)
+    assert bool(token_ids) == (case == "tree")
+    num_shared_tokens = sum(sort_sequences(token_ids).shared_lengths)
+    size = compute_log_probs_and_scores(engine, data, max_rows=len(data)).forward_size
+    # Row-wise passes compute all tokens of each sequence.
+    is_row_wise = case in ("row-wise", "windowed")
+    expected = size.sequence_tokens if is_row_wise else size.tokens
+    assert num_tokens - num_shared_tokens == expected
+    assert size.tokens < size.sequence_tokens, "branches have a prefix"
+
+
+def split_by_rank(data: DataProto, forward_settings: ForwardSettings) -> list[list[int]]:
+    """Return the rows of ``data`` that each of two ranks computes."""
+    data.batch["x"] = torch.arange(len(data))
     rows_by_rank = []
 
     def call(rows: DataProto) -> DataProto:
@@ -140,8 +165,46 @@ def test_row_with_many_branch_tokens_gets_a_rank_alone():
         rows_by_rank.extend(sorted(shard.batch["x"].tolist()) for shard in shards)
         return result
 
-    call_with_balanced_rows(call, data, 2)
-    assert sorted(rows_by_rank) == [[0, 2, 3], [1]]
+    call_with_balanced_rows(call, data, 2, forward_settings=forward_settings)
+    return sorted(rows_by_rank)
+
+
+def test_row_with_many_branch_tokens_gets_a_rank_alone():
+    data = random_rows(rows=4)
+    long_branch = BranchRequest(1, [0] * 5000)
+    data.non_tensor_batch["branches"] = object_array([[], [long_branch], [], []])
+    assert split_by_rank(data, PACKED_SETTINGS) == [[0, 2, 3], [1]]
+
+
+def test_prefixes_of_branches_are_balanced_only_for_row_wise_passes():
+    data = random_rows(rows=4)
+    data.batch["attention_mask"][:] = 1  # 36 tokens
+    short_branches = [BranchRequest(36, [token]) for token in range(3)]
+    data.non_tensor_batch["branches"] = object_array([[], short_branches, [], []])
+    assert split_by_rank(data, ForwardSettings(RowWiseForward("eager"))) == [[0, 2, 3], [1]]
+    assert [len(rows) for rows in split_by_rank(data, PACKED_SETTINGS)] == [2, 2]
+
+
+def test_counts_use_the_model_of_the_group(monkeypatch):
+    """The critic may have another model than actor and reference."""
+    settings_by_call = []
+
+    def call(compute_on_ranks, data, num_ranks, is_balanced, forward_settings):
+        settings_by_call.append(forward_settings)
+        return compute_on_ranks(data)
+
+    monkeypatch.setattr(resources, "call_with_balanced_rows", call)
+    actor, critic = ForwardSettings(RowWiseForward("eager")), ForwardSettings(prefix_tree=True)
+    workers = resources.TrainingWorkers(
+        Group([], "actor"),
+        [],
+        critic_group=Group([], "critic"),
+        actor_forward=actor,
+        critic_forward=critic,
+    )
+    workers.compute_log_prob(random_rows(rows=2))
+    workers.compute_values(random_rows(rows=2))
+    assert settings_by_call == [actor, critic]
 
 
 # ---------------------------------------------------------------- updates
@@ -170,7 +233,7 @@ def test_update_is_sharded_by_mini_batch():
     plain = epoch_mini_batches(data, actor, 0, *seed)
     assert names == [sorted(data.non_tensor_batch["traj_uid"][part]) for part in plain]
     bounds = np.cumsum([0, *counts])
-    sizes = count_row_tokens(sent)
+    sizes = count_row_tokens(sent, PACKED_SETTINGS.kind)
     loads = [
         [sum(sizes[row] for row in part if bounds[r] <= row < bounds[r + 1]) for r in range(4)]
         for part in parts
@@ -298,7 +361,9 @@ def test_prefix_tree_does_not_change_the_rows_of_a_mini_batch():
     data = share_prefixes(update_rows())
     names = []
     for prefix_tree in (False, True):
-        sent = shard_minibatches(data, config, "actor", 5, 3, prefix_tree)
+        sent = shard_minibatches(
+            data, config, "actor", 5, 3, ForwardSettings(prefix_tree=prefix_tree)
+        )
         seed = ("update_actor", config.trainer.seed, 5)
         parts = epoch_mini_batches(sent, config.actor_rollout_ref.actor, 0, *seed)
         names.append([sorted(sent.non_tensor_batch["traj_uid"][part]) for part in parts])

@@ -14,7 +14,7 @@ from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
 from tests.helpers.number_line_world import make_config, make_world, walk
-from tests.helpers.refusals import has_problem, mentions
+from tests.helpers.refusals import has_problem, list_logged, mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import (
     Checkpoints,
@@ -442,6 +442,8 @@ def test_groups_load_one_after_another(monkeypatch):
         ("loaded", "critic"),
     ]
     assert workers.critic_group is not None and not workers.has_reference
+    settings = (workers.actor_forward.prefix_tree, workers.critic_forward.prefix_tree)
+    assert settings == ("auto", True), "each group reports those of its model"
 
 
 # ---------------------------------------------------------------- the loop of a run
@@ -652,7 +654,8 @@ def test_missing_value_of_a_checkpoint_is_refused(key):
 def test_command_of_a_complete_run_says_that_nothing_is_left(steps, is_complete, caplog):
     trainer, *_ = make_fake_run(resumable_checkpoints(), steps=steps)
     trainer.fit()
-    assert ("nothing is left to train" in caplog.text) is is_complete
+    warnings = list_logged(caplog, RayPPOTrainer.__module__, "trainer.total_training_steps", 2)
+    assert bool(warnings) is is_complete
 
 
 def test_resume_mode_decides_the_checkpoint(tmp_path):

@@ -43,8 +43,8 @@ def test_changed_weights_are_requested_only_after_an_update():
 def test_updates_are_sharded_by_role_and_step(monkeypatch):
     sharded = []
 
-    def shard(batch, config, role, step, ranks, prefix_tree):
-        sharded.append((config, role, step, ranks, prefix_tree))
+    def shard(batch, config, role, step, ranks, forward_settings):
+        sharded.append((config, role, step, ranks, forward_settings.prefix_tree))
         return batch
 
     monkeypatch.setattr(ray_trainer, "shard_minibatches", shard)
@@ -52,7 +52,10 @@ def test_updates_are_sharded_by_role_and_step(monkeypatch):
     trainer.global_step = 3
     trainer.update_critic(rows_with_shares())
     trainer.update_actor(rows_with_shares())
-    assert sharded == [(trainer.config, role, 3, 1, False) for role in ("critic", "actor")]
+    assert sharded == [
+        (trainer.config, "critic", 3, 1, False),
+        (trainer.config, "actor", 3, 1, "auto"),
+    ]
 
 
 def test_collect_keeps_earlier_metrics():

@@ -67,10 +67,10 @@ def test_checkpoint_of_other_rows_is_refused(saved, rows):
     [
         (BATCHES, ""),
         ([*BATCHES, [0, 1]], ""),
-        ([[1], [0], [1], [0]], "batches differ"),
-        ([[0, 1], [0, 1], [0, 1]], "batches differ"),
-        (BATCHES[:2], "nothing is left to train"),
-        ([[0, 1]], "nothing is left to train"),
+        ([[1], [0], [1], [0]], "data.tokens_per_batch"),
+        ([[0, 1], [0, 1], [0, 1]], "data.tokens_per_batch"),
+        (BATCHES[:2], "trainer.total_epochs"),
+        ([[0, 1]], "trainer.total_epochs"),
     ],
 )
 def test_changed_plan_of_batches_is_warned_of(saved, batches, warning, caplog):

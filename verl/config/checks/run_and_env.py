@@ -1,4 +1,4 @@
-"""Checks of devices, Ray resources, run directories, checkpoints, trackers and RL environments."""
+"""Checks of Ray resources, run directories, checkpoints, trackers and RL environments."""
 
 import os
 from pathlib import Path
@@ -19,126 +19,9 @@ from verl.config.settings.reading import convert_text_values, read_section
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
 
 
-def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that training ranks and rollout engines fit on the devices."""
-    trainer = cfg.trainer
-    num_ranks = trainer.n_gpus_per_node * trainer.nnodes
-    # A cluster that the run joins may have GPUs although this machine has none.
-    cluster_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    if ctx.device == "cuda":
-        yield from check_engine_devices(cfg)
-    elif cluster_address and trainer.device == "auto":
-        yield from _check_tensor_parallel(cfg)
-    else:
-        yield from check_cpu_settings(cfg)
-    yield from _check_sequence_parallel(cfg)
-    for section_path in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
-        key = f"{section_path}.fsdp_config.fsdp_size"
-        fsdp_size = value_at_path(cfg, key)
-        if fsdp_size != -1 and (fsdp_size < 1 or num_ranks % fsdp_size):
-            why = f"does not divide the {num_ranks} ranks"
-            yield build_conflict(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
-
-
-def check_engine_devices(cfg: PPOConfig) -> Problems:
-    """Check that the engines fit on the GPUs of the training ranks or on separate GPUs."""
-    yield from _check_tensor_parallel(cfg)
-    yield from _check_weight_transfer(cfg, "cuda")
-    key = "actor_rollout_ref.rollout.num_workers"
-    num_devices = sum(derive.count_engine_gpus_by_node(cfg))
-    gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    num_engines = derive.count_engines(cfg, "cuda")
-    if num_engines * gpus_per_engine > num_devices:
-        max_engines = num_devices // gpus_per_engine
-        engine_size_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
-        why = (
-            f"{num_engines} engines{engine_size_text} on {num_devices} devices, "
-            "and a device can hold one engine"
-        )
-        fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
-        yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix, "does_not_fit")
-
-
-def check_cpu_settings(cfg: PPOConfig) -> Problems:
-    """Refuse settings that need GPUs in a run on CPU."""
-    for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
-        if value_at_path(cfg, key) == "flex":
-            why = "FlexAttention has no gradient on a CPU"
-            yield build_conflict(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
-    yield from _check_weight_transfer(cfg, "cpu")
-
-
-def _check_sequence_parallel(cfg: PPOConfig) -> Problems:
-    num_ranks = cfg.trainer.n_gpus_per_node
-    for section_path in ("actor_rollout_ref.actor", "critic"):
-        key = f"{section_path}.ulysses_sequence_parallel_size"
-        sequence_parallel_size = value_at_path(cfg, key)
-        if num_ranks % sequence_parallel_size:
-            why = f"does not divide the {num_ranks} ranks of a node, which compute a row together"
-            yield build_conflict(cfg, key, why, f"divisors of {num_ranks}", f"{key}=1")
-    actor = cfg.actor_rollout_ref.actor
-    if actor.ulysses_sequence_parallel_size > 1 and actor.use_torch_compile:
-        compile_key = "actor_rollout_ref.actor.use_torch_compile"
-        why = "layers in which ranks exchange activations are not compiled"
-        fix = f"{compile_key}=false, or actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
-        yield build_conflict(cfg, compile_key, why, "false", fix)
-
-
-def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
-    rollout = cfg.actor_rollout_ref.rollout
-    key = "actor_rollout_ref.rollout.n_gpus_per_node"
-    if rollout.n_gpus_per_node and not rollout.nnodes:
-        why = "engines share the GPUs of the training ranks (actor_rollout_ref.rollout.nnodes=0)"
-        fix = f"actor_rollout_ref.rollout.nnodes=1, or {key}=null"
-        yield build_conflict(cfg, key, why, "null", fix)
-    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    gpus_per_engine = rollout.tensor_model_parallel_size
-    if gpus_per_engine == 1:
-        return
-    num_devices = derive.count_engine_gpus_by_node(cfg)[0]
-    if rollout.name == "hf":
-        fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
-        yield build_conflict(cfg, key, "the hf engine uses one device", "1", fix)
-    elif num_devices % gpus_per_engine:
-        why = f"a node has {num_devices} devices, and all devices of an engine are on one node"
-        yield build_conflict(cfg, key, why, f"a divisor of {num_devices}", f"{key}=1")
-    elif rollout.name == "vllm" and rollout.weight_transfer == "store":
-        transfer_key = "actor_rollout_ref.rollout.weight_transfer"
-        why = f"an engine of {gpus_per_engine} devices gets its weights by a transport of vLLM"
-        allowed = ", ".join(["auto", *_list_gpu_weight_transfers(cfg)])
-        yield build_conflict(cfg, transfer_key, why, allowed, f"{transfer_key}=auto, or {key}=1")
-
-
-def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
-    key = "actor_rollout_ref.rollout.weight_transfer"
-    weight_transfer = value_at_path(cfg, key)
-    engine_name = cfg.actor_rollout_ref.rollout.name
-    is_vllm_on_gpu = device == "cuda" and engine_name == "vllm"
-    supported_transfers = _list_gpu_weight_transfers(cfg) if is_vllm_on_gpu else ["store"]
-    if weight_transfer in ("auto", "store", *supported_transfers):
-        return
-    if device != "cuda":
-        why = "it sends weights from GPU to GPU, and trainer.device is cpu"
-    elif engine_name != "vllm":
-        why = f"only vLLM supports it, and the engine is {engine_name}"
-    elif weight_transfer == "ipc":
-        why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
-    else:
-        why = (
-            "NCCL does not allow two processes on a GPU, and engines share those of ranks "
-            "(rollout.nnodes=0)"
-        )
-    yield build_conflict(cfg, key, why, ", ".join(["auto", *supported_transfers]), f"{key}=auto")
-
-
-def _list_gpu_weight_transfers(cfg: PPOConfig) -> list[str]:
-    engine_has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
-    return [derive.choose_vllm_transfer_backend(cfg), *(["store"] if engine_has_one_gpu else [])]
-
-
 def check_ray_resources(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse ``ray_init`` resources if the run joins a running Ray cluster, which has its own."""
-    if cfg.ray_init.address is None:
+    if cfg.ray_init.address in (None, "local"):
         return
     for name in ("num_cpus", "num_gpus", "object_store_gb"):
         if getattr(cfg.ray_init, name) is not None:
