@@ -352,9 +352,12 @@ def choose_node(
     """Return the ID of the node for collector ``number``, from the entries of ``ray.nodes()``.
 
     Live nodes are used in turn, those with most CPUs first. ``avoided_node_id`` is used only if no
-    other node is alive.
+    other node is alive. Raises ``WorkerDiedError`` if none is.
     """
     live_nodes = [node for node in nodes if node["Alive"]]
+    if not live_nodes:
+        name = build_collector_name(number)
+        raise WorkerDiedError(f"no node is left for {name}: Ray's node processes have ended")
     live_nodes = [node for node in live_nodes if node["NodeID"] != avoided_node_id] or live_nodes
     live_nodes.sort(key=lambda node: (-node["Resources"].get("CPU", 0.0), node["NodeID"]))
     return live_nodes[number % len(live_nodes)]["NodeID"]

@@ -113,9 +113,14 @@ def test_sigterm_to_the_process_group_ends_all_processes(tmp_path):
     job = start(["--config-name", "relay", *overrides], tmp_path / "log.txt")
     job.wait_for(lambda: "step 1:" in job.read_log_end(), TIMEOUT_S)
     os.killpg(job.process.pid, signal.SIGTERM)
-    # Without its node process, Ray ends the driver after a minute.
-    assert job.wait(GONE_S) == 128 + signal.SIGTERM
+    status = job.wait(GONE_S)
     assert job.left_over(GONE_S) == []
+    # Without its node process, Ray exits the driver in a call that needs that process. Such a call
+    # may come before the end of the cleanup. The guard then reports the end.
+    if status == 1:
+        assert "ended without cleanup" in job.read_log_end()
+        return
+    assert status == 128 + signal.SIGTERM
     (last,) = list_log_lines(job.read_log_end(), "verl.record.run_dir", "resume_mode=auto")
     assert "global_step_" not in last
 

@@ -1,9 +1,11 @@
-"""Runs two training steps on one GPU, with each way to send weights and to offload state.
+"""Runs two training steps on one GPU, with each way to send weights and to offload state, and on
+two GPUs, with each kind of parallelism.
 
 The log-probs of engine and trainer agree only if the engine holds the trainer's weights.
 """
 
 import pytest
+import torch
 
 from tests.helpers.jobs import ROOT, start
 from tests.helpers.smoke_job import NEEDS_VLLM, smoke_words
@@ -31,7 +33,21 @@ CASES = {
 }
 
 
-def make_words(root, case):
+TWO_RANKS = "trainer.n_gpus_per_node=2"
+CASES_OF_TWO_GPUS = {
+    "ranks": [TWO_RANKS],
+    "bfloat16": [*BFLOAT16, TWO_RANKS],
+    "offload": [TWO_RANKS, *CASES["offload"]],
+    "offload_policy": [TWO_RANKS, *CASES["offload_policy"]],
+    # Each rank merges the adapter itself, so the results have to be equal on both GPUs.
+    "lora_merged": [TWO_RANKS, *CASES["lora"], f"{ROLLOUT}.lora_sync=merged"],
+    "sequence_parallel": [TWO_RANKS, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
+    "tensor_parallel": [TWO_RANKS, f"{ROLLOUT}.tensor_model_parallel_size=2"],
+    "separate": [f"{ROLLOUT}.nnodes=1"],  # an engine on one GPU, a rank on the other
+}
+
+
+def make_words(root, *overrides):
     return smoke_words(
         root,
         "run",
@@ -41,17 +57,29 @@ def make_words(root, case):
         "trainer.n_gpus_per_node=1",
         f"{ROLLOUT}.num_workers=null",
         f"{ROLLOUT}.gpu_memory_utilization=0.3",
-        *CASES[case],
+        *overrides,
     )
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_engine_and_trainer_agree_on_one_gpu(tmp_path, case):
-    start(make_words(tmp_path, case), tmp_path / "log.txt").finish(TIMEOUT_S)
-    steps = [m for m in read_metrics(tmp_path / "run") if "actor/grad_norm" in m]
+def run_two_steps(root, overrides):
+    """Run two steps and check that engine and trainer agree."""
+    start(make_words(root, *overrides), root / "log.txt").finish(TIMEOUT_S)
+    steps = [m for m in read_metrics(root / "run") if "actor/grad_norm" in m]
     assert len(steps) == 2
     for metrics in steps:
         assert metrics["actor/grad_norm"] > 0
         assert metrics["perf/weight_sync_bytes"] > 0
         assert metrics["training/rollout_probs_diff_mean"] < 0.02
         assert metrics["perf/max_memory_allocated_gb"] > 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_engine_and_trainer_agree_on_one_gpu(tmp_path, case):
+    run_two_steps(tmp_path, CASES[case])
+
+
+@pytest.mark.parametrize("case", CASES_OF_TWO_GPUS)
+def test_engine_and_trainer_agree_on_two_gpus(tmp_path, case):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    run_two_steps(tmp_path, CASES_OF_TWO_GPUS[case])

@@ -154,7 +154,7 @@ def compute_weighted_correlations(
 
 # ---- several answers to one question ------------------------------------------------------------
 # pass@k, best@k and maj@k are expectations over subsets of k answers, drawn without replacement
-# from n answers to the same question. k is 1 to n.
+# from n answers to the same question.
 
 
 def pass_at_k(n: int, num_correct: int, k: int) -> float:
@@ -163,6 +163,7 @@ def pass_at_k(n: int, num_correct: int, k: int) -> float:
     ``num_correct`` of the ``n`` answers are correct. The result is
     ``1 - C(n - num_correct, k) / C(n, k)``. Example: ``pass_at_k(4, 1, 2)`` is 0.5.
     """
+    _require_valid_k(n, k)
     return 1.0 - comb(n - num_correct, k) / comb(n, k)
 
 
@@ -172,6 +173,7 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
     In ascending order (i from 1), the i-th score is the maximum of ``C(i - 1, k - 1)`` of the
     ``C(n, k)`` subsets. Example: ``best_at_k([0, 1, 2], 2)`` is (1 + 2 + 2) / 3.
     """
+    _require_valid_k(len(scores), k)
     ascending_scores = sorted(scores)
     num_subsets = comb(len(scores), k)
     return sum(score * (comb(i, k - 1) / num_subsets) for i, score in enumerate(ascending_scores))
@@ -184,6 +186,7 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int) -> fl
     most frequent, their scores are averaged. If there are more than ``MAX_LISTED_SUBSETS`` subsets,
     this number of subsets is drawn with a fixed seed.
     """
+    _require_valid_k(len(answers), k)
     majority_scores = [
         _score_majority(answers, scores, subset) for subset in _list_subsets(len(answers), k)
     ]
@@ -194,6 +197,11 @@ def list_k_values(n: int) -> list[int]:
     """Return the k of reported metrics such as pass@k: the powers of 2 below ``n``, and ``n``."""
     powers_of_2 = [2**i for i in range(n.bit_length()) if 2**i < n]
     return [*powers_of_2, n]
+
+
+def _require_valid_k(n: int, k: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k}; allowed: 1 to {n}, the number of answers")
 
 
 def _list_subsets(n: int, k: int) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectori
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.stored_trajectories import StoredTurnRecords
 from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
-from tests.helpers.refusals import list_logged
+from tests.helpers.refusals import list_logged, mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import thinking_config, thinking_script
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -319,3 +319,6 @@ def test_collectors_are_assigned_to_live_nodes():
     # The lost collector ran on b, which may be dead although it is listed as alive.
     assert [choose_node(number, nodes, "b") for number in range(3)] == ["a", "head", "a"]
     assert choose_node(4, nodes[2:], "a") == "a", "it is the only live node"
+    dead_nodes = [{**node, "Alive": False} for node in nodes]
+    with pytest.raises(WorkerDiedError, check=mentions("collector-4")):
+        choose_node(4, dead_nodes, "a")

@@ -36,7 +36,7 @@ def offload_to_copies(engine: TrainEngine) -> list[str]:
         moves.append(device)
         return engine.module._apply(lambda tensor: tensor.to("cpu", copy=True))
 
-    def copy_moments(_device: str) -> None:
+    def copy_moments(device: str) -> None:
         assert engine.optimizer is not None
         for state in engine.optimizer.state.values():
             state.update({key: value.clone() for key, value in state.items()})

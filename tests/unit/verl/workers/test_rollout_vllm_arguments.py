@@ -4,11 +4,12 @@ import os
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.engine_cases import rollout_section
 from tests.helpers.refusals import mentions
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
-from verl.workers.rollout import EngineError, engine_registry
+from verl.workers.rollout import EngineError, engine_registry, vllm
 from verl.workers.rollout.engine_registry import start_engine
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
 from verl.workers.rollout.weight_receipt import finish_recording, start_recording
@@ -72,6 +73,20 @@ def test_engine_on_several_devices_uses_processes():
     several = make_gpu_arguments(tensor_model_parallel_size=4)
     assert several["tensor_parallel_size"] == 4
     assert several["distributed_executor_backend"] == "mp"
+
+
+def test_processes_of_an_engine_are_not_forked(monkeypatch):
+    """``torch.cuda.is_available`` initialises CUDA, which a forked process then cannot use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, "0")
+    name = "VLLM_WORKER_MULTIPROC_METHOD"
+    monkeypatch.setenv(name, "fork")
+    assert not vllm._prepare_vllm_import(num_threads=None, allow_compile=True)
+    assert os.environ[name] == "fork", "a value that the user set is kept"
+    monkeypatch.delenv(name)
+    vllm._prepare_vllm_import(num_threads=None, allow_compile=True)
+    assert os.environ[name] == "spawn"
 
 
 def test_sleep_mode_is_on_if_others_need_the_gpu():
