@@ -223,6 +223,7 @@ def test_last_line_names_the_newest_checkpoint(tmp_path, caplog):
         return caplog.records[-1].getMessage()
 
     assert "no checkpoint yet" in interrupt()
+    assert "without" not in interrupt("resume_path")  # for example an audit, which saves nothing
     for step in (9, 10):
         CheckpointManager(run.checkpoints).save(step, lambda path: (path / "x").touch(), {})
     assert f"continues from {run.checkpoints}/global_step_10" in interrupt()
