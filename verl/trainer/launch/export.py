@@ -186,7 +186,8 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
     if weights_directory is None:
         model = "policy" if role == "actor" else role
         raise ConfigError(
-            f"checkpoint={str(checkpoint)!r}: the directory contains no {model}; allowed: a "
+            f"checkpoint={str(checkpoint)!r}: the directory "
+            f"{f'contains no {model}' if checkpoint.is_dir() else 'does not exist'}; allowed: a "
             "checkpoint of a run; fix: set checkpoint="
             f"{find_related_checkpoint(checkpoint) or EXAMPLE_CHECKPOINT}",
             "no_checkpoint",
