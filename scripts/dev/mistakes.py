@@ -93,7 +93,7 @@ def write_scratch_files(scratch: Path) -> None:
     from verl.models.new_policy import build_policy
 
     texts = ["go left", "go right"]
-    policy_config = NewPolicyConfig(hidden_size=32, head_dim=32, max_position_embeddings=2048)
+    policy_config = NewPolicyConfig(hidden_size=32, head_dim=32, max_position_embeddings=4096)
     policy, policy_without_template = (
         build_policy(scratch / name, texts, policy_config, tags=TAGS, vocab_size=400)
         for name in ("policy", "untemplated")

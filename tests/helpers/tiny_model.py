@@ -87,7 +87,7 @@ def make_tiny_policy(
     vocab: int = 400,
     hidden: int = 64,
     layers: int = 2,
-    max_len: int = 2048,
+    max_len: int = 4096,
     seed: int = 0,
     std: float = 0.05,
 ) -> Path:

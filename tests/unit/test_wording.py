@@ -14,6 +14,7 @@ EXACT_MESSAGE = re.compile(r"problem|refus|\.value\b|caplog|__notes__|\.err\b|si
 MESSAGE = re.compile(
     rf"{EXACT_MESSAGE.pattern}|captured|stderr|error|messages?\b|sentence|verdict|detail|\blog\b|log_"
 )
+REGEX_CALLS = ("re.search", "re.match", "re.fullmatch", "re.findall")
 TEXT_METHODS = ("startswith", "endswith", "count")
 # Texts that tests may look for, and the reason. For ``match=`` without a constant, its source.
 ALLOWED_TEXTS = {
@@ -51,6 +52,8 @@ def list_searched_parts(node: ast.AST) -> list[ast.AST]:
         if isinstance(node.ops[0], ast.Eq) and EXACT_MESSAGE.search(ast.unparse(left)):
             return [right]
         return [left] if MESSAGE.search(ast.unparse(right)) else []
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in REGEX_CALLS:
+        return [*node.args[:1]] if MESSAGE.search(ast.unparse(node.args[-1])) else []
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         is_message = MESSAGE.search(ast.unparse(node.func.value))
         return [*node.args] if node.func.attr in TEXT_METHODS and is_message else []

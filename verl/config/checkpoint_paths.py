@@ -52,12 +52,12 @@ def find_related_checkpoint(directory: Path) -> Path | None:
     """Return the checkpoint that ``directory`` is or belongs to, or the newest one of its run.
 
     ``directory`` may be a run, its directory ``checkpoints``, a checkpoint, or a role in one
-    (``actor``). Return None for other directories.
+    (``actor``). It may be missing. Return None for other directories.
     """
     candidates = [
         path for path in (directory, directory.parent) if _STEP_DIRECTORY.match(path.name)
     ]
-    for root in (directory, directory / "checkpoints"):
+    for root in (directory, directory / "checkpoints", directory.parent):
         candidates += reversed(find_step_directories(root).values())
     return next(filter(_has_manifest, candidates), None)
 

@@ -66,8 +66,12 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
             if isinstance(error, TypeError) and not name.startswith("."):
                 raise
             allowed = "a module that Python can import (PYTHONPATH, the current directory), or null"
+            module_name = name.removesuffix(".py").strip("./").replace("/", ".")
+            fix = (
+                f"name a module, as in {module_name}" if module_name != name else "correct the name"
+            )
             raise ConfigError(
-                f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name",
+                f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: {fix}",
                 "unknown_name",
             ) from error
     return bool(library_names)

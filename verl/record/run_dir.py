@@ -153,11 +153,11 @@ class RunDirectory:
         except KeyboardInterrupt:
             checkpoint_paths = list(CheckpointManager(self.checkpoints).find_checkpoints().values())
             resume_effect = "starts again: no checkpoint yet"
+            condition_text = ""
             if checkpoint_paths:
                 resume_effect = f"continues from {checkpoint_paths[-1]}"
-            condition_text = (
-                "" if resume_mode == "auto" else f", without resume_mode={resume_mode},"
-            )
+                if resume_mode != "auto":
+                    condition_text = f", without resume_mode={resume_mode},"
             text = "interrupted; the same command%s %s (trainer.resume_mode=auto)"
             logger.warning(text, condition_text, resume_effect)
             raise

@@ -60,8 +60,8 @@ def watch_driver(driver_pid: int, timeout_s: float) -> None:
             with contextlib.suppress(OSError):  # a closed terminal
                 sys.stderr.write(
                     f"the driver (process {driver_pid}) ended without cleanup, for example because "
-                    "the kernel killed it for lack of memory, or because Ray's raylet or GCS ended; "
-                    "the same command continues from the newest checkpoint if there is one\n"
+                    "the kernel killed it for lack of memory, or because Ray's raylet or GCS "
+                    "ended; the same command continues from the newest checkpoint if there is one\n"
                 )
             return
         # Add the seconds of waiting instead of reading a clock: Ctrl-Z also stops this process, and

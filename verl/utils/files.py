@@ -114,17 +114,21 @@ def write_html_or_svg(path: Path, text: str, key: str) -> None:
 
 
 def require_replaceable_directory(
-    target: Path, key: str, overwrite: bool, protected_paths: Iterable[Path] = ()
+    target: Path,
+    key: str,
+    overwrite: bool,
+    protected_paths: Iterable[Path] = (),
+    command: str = "",
 ) -> None:
     """Raise ``ConfigError`` unless the directory ``target`` may be replaced.
 
     It may be replaced if it does not exist, is empty, or is unchanged since ``publish_directory``
-    wrote it. With ``overwrite`` other content may be replaced too. A directory that contains a path
-    of ``protected_paths``, the home directory or the working directory is never replaced. Error
-    messages name the config key ``key``.
+    wrote it for the same ``command``. With ``overwrite`` other content may be replaced too. A
+    directory that contains a path of ``protected_paths``, the home directory or the working
+    directory is never replaced. Error messages name the config key ``key``.
     """
     with _lock_directory(target.parent):
-        _require_replaceable(target, key, overwrite, protected_paths)
+        _require_replaceable(target, key, overwrite, protected_paths, command)
 
 
 @contextlib.contextmanager
@@ -143,7 +147,7 @@ def _lock_directory(directory: Path) -> Iterator[None]:
 
 
 def _require_replaceable(
-    target: Path, key: str, overwrite: bool, protected_paths: Iterable[Path]
+    target: Path, key: str, overwrite: bool, protected_paths: Iterable[Path], command: str
 ) -> None:
     setting_text = f"{key}={str(target)!r}"
     allowed_text = "allowed: a new or empty directory, or one that this command wrote"
@@ -164,7 +168,7 @@ def _require_replaceable(
                 f"fix: {key}=DIR",
                 "file_exists",
             )
-    foreign_file = "" if overwrite or not target.is_dir() else _find_foreign_file(target)
+    foreign_file = "" if overwrite or not target.is_dir() else _find_foreign_file(target, command)
     if foreign_file:
         raise ConfigError(
             f"{setting_text}: contains {foreign_file}, which this command did not write; "
@@ -194,15 +198,17 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str) -> None:
         )
 
 
-def _find_foreign_file(directory: Path) -> str:
-    """Return the name of a file that ``publish_directory`` did not write, or "" if there is none.
+def _find_foreign_file(directory: Path, command: str) -> str:
+    """Return the name of a file that ``command`` did not publish, or "" if there is none.
 
     A file that was changed after ``publish_directory`` also counts.
     """
     fingerprint_by_name = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         file_list = json.loads((directory / FILE_LIST_NAME).read_text(encoding="utf-8"))
-        fingerprint_by_name = dict(file_list["files"])
+        # Lists of earlier versions name no command.
+        if file_list.get("command", command) == command:
+            fingerprint_by_name = dict(file_list["files"])
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if name == FILE_LIST_NAME or (path.is_dir() and not path.is_symlink()):
@@ -226,16 +232,18 @@ def _compute_fingerprint(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[Path]:
+def publish_directory(
+    target: str | Path, overwrite: bool = False, command: str = ""
+) -> Iterator[Path]:
     """Yield an empty directory, which replaces ``target`` at the end of the ``with`` block.
 
     If the block raises, ``target`` is unchanged. Raises ``ConfigError`` if ``target`` has files
-    that this function did not write, unless ``overwrite`` is set. Readers always see a complete
-    version, even if several processes publish. On systems without ``renameat2`` (only Linux has
-    it), ``target`` does not exist for a moment.
+    that this function did not write for ``command``, unless ``overwrite`` is set. Readers always
+    see a complete version, even if several processes publish. On systems without ``renameat2``
+    (only Linux has it), ``target`` does not exist for a moment.
     """
     target = Path(target)
-    require_replaceable_directory(target, "target", overwrite)
+    require_replaceable_directory(target, "target", overwrite, command=command)
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name[:150]}.partial-"
     remove_abandoned_directories(target.parent, prefix, keeps_this_process=True)
@@ -248,20 +256,21 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
             path.relative_to(partial_dir).as_posix(): _compute_fingerprint(path) for path in files
         }
         (partial_dir / FILE_LIST_NAME).write_text(
-            json.dumps({"files": fingerprint_by_name}, indent=1), encoding="utf-8"
+            json.dumps({"command": command, "files": fingerprint_by_name}, indent=1),
+            encoding="utf-8",
         )
         flush_to_disk(partial_dir / FILE_LIST_NAME)
-        _replace_directory(partial_dir, target, overwrite)
+        _replace_directory(partial_dir, target, overwrite, command)
         flush_to_disk(target.parent)
     finally:
         shutil.rmtree(partial_dir, ignore_errors=True)
 
 
-def _replace_directory(partial_dir: Path, target: Path, overwrite: bool) -> None:
+def _replace_directory(partial_dir: Path, target: Path, overwrite: bool, command: str) -> None:
     """Rename ``partial_dir`` to ``target``, and a previous ``target`` to ``partial_dir``."""
     with _lock_directory(target.parent):
         # Check again, now with the lock: files may have been added since the first check.
-        _require_replaceable(target, "target", overwrite, ())
+        _require_replaceable(target, "target", overwrite, (), command)
         if not target.exists() or not any(target.iterdir()):
             partial_dir.rename(target)  # rename() also replaces an empty directory
         elif not _exchange_directories(partial_dir, target):

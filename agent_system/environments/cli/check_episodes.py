@@ -167,7 +167,7 @@ async def _run_episode(
                         "reward": reward,
                         "done": done,
                         "won": bool(info.get("won", False)),
-                        "has_won": "won" in info,
+                        "reports_success": "won" in info,
                         "valid": bool(info.get("is_action_valid", True)),
                     }
                 )

@@ -51,6 +51,7 @@ from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
+SUCCESS_KEY = "won"  # of the info of an env step
 POLICIES_THAT_MUST_NOT_SUCCEED = ("empty", INJECTING_POLICY)
 POLICIES_THAT_MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
@@ -341,7 +342,7 @@ def find_reward_problems(
             problems.append(
                 f"oracle did not solve {episode.task['task_id']}: {len(episode.actions)} actions, "
                 f"the last {episode.actions[-1:]}, return {episode.total_reward:g}"
-                f"{_describe_missing_won(episode)}"
+                f"{_describe_missing_success(episode)}"
             )
         if episode.policy in POLICIES_THAT_MUST_NOT_SUCCEED and episode.is_success:
             problems.append(
@@ -359,9 +360,10 @@ def find_reward_problems(
     return problems
 
 
-def _describe_missing_won(episode: ScriptedEpisode) -> str:
-    has_won = any(record.get("has_won") for record in episode.transcript)
-    return "" if has_won else "; no info has 'won', which says if an episode is a success"
+def _describe_missing_success(episode: ScriptedEpisode) -> str:
+    if any(record.get("reports_success") for record in episode.transcript):
+        return ""
+    return f"; no info has {SUCCESS_KEY!r}, which says if an episode is a success"
 
 
 def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.config import adapter_files
 from verl.config.adapter_files import ADAPTERS_KEY, SYNC_KEY
 from verl.config.checkpoint_paths import suggest_export
 from verl.config.cold_start import build_cold_start_config
@@ -59,7 +60,10 @@ def check_directory(
         allowed = f"the files that {CHECKSUMS_FILE} names"
         yield build_problem(cfg, key, why, allowed, fix, "altered_file")
     elif directory.is_dir():
-        fix = suggest_export(directory, key, "name the directory that holds the model")
+        fix = "name the directory that holds the model"
+        if key == POLICY_PATH_KEY and (directory / adapter_files.CONFIG_FILE).is_file():
+            fix = f"{key}=BASE_MODEL {adapter_files.START_KEY}={directory}"
+        fix = suggest_export(directory, key, fix)
         if is_created_by_cold_start:
             fix = "remove it, so that the cold start trains a policy there"
         for why in _find_missing_model_file(directory):

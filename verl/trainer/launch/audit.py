@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 
 from verl.config.compose import quote_override
 from verl.config.derive import find_post_rollout_reward_key
-from verl.config.problems import build_conflict
+from verl.config.problems import build_conflict, build_problem
 from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_in_run_directory
 from verl.config.schema import PPOConfig
-from verl.config.settings.errors import Problem, UserError, get_problem_code
+from verl.config.settings.errors import ConfigError, Problem, UserError, get_problem_code
 from verl.records import PRICE_MULTIPLIER
 from verl.trainer.cli import PreflightResult
 from verl.trainer.launch.extensions import run_preflight_checks
 
 if TYPE_CHECKING:
     from agent_system.multi_turn_rollout.audit_rollouts import RecordedTrajectory
+    from rlvcr.research.audit import AuditedTurn
     from verl.trainer.launch.audit_files import ExternalScores
 
 logger = logging.getLogger(__name__)
@@ -171,6 +172,20 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
     return recorded_trajectories, external_scores
 
 
+def require_audited_turns(cfg: PPOConfig, audited_turns: "Sequence[AuditedTurn]") -> None:
+    """Raise ``ConfigError`` if no turn was audited."""
+    if audited_turns:
+        return
+    why = (
+        "no turn could be audited: none was complete with a thought at each level, or a rollout "
+        "of each turn failed (the trajectories are in the run directory)"
+    )
+    allowed = "a policy that completes turns within env.max_turn_tokens"
+    fix = "raise env.max_turn_tokens, or audit a later checkpoint"
+    problem = build_problem(cfg, "env.max_turn_tokens", why, allowed, fix, "no_rows")
+    raise ConfigError([problem])
+
+
 def run_audit(cfg: PPOConfig) -> None:
     """Compare the advantages of all estimators with measured returns, for the policy of ``cfg``."""
     from rlvcr.research.audit import correlate_scores
@@ -208,6 +223,7 @@ def run_audit(cfg: PPOConfig) -> None:
                 num_failed + len(audited_turns),
             )
         trainer.journal.log_rollouts(trainer.global_step, rollout_rows)
+        require_audited_turns(cfg, audited_turns)
         scored_rows = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored_rows))
         audited_turns, skip_reasons = add_credits(audited_turns, scored_rows, cfg)
         audited_turns = add_external_scores(audited_turns, external_scores)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
+EXPORT_COMMAND = "main_export"  # command that the file list of an output names
 EXAMPLE_CHECKPOINT = "runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
 VALUE_HEAD = "score"  # name of the head in the classes of transformers for token classification
 
@@ -60,12 +61,9 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     """
     target = Path(cfg.target)
     is_critic = cfg.role == "critic"
-    if is_critic and cfg.lora == "merged":
-        why = "a causal language model in Hugging Face format has no value head"
-        message = f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters"
-        raise ConfigError(message, "conflicting_keys")
     weights_directory = find_weights_directory(Path(cfg.checkpoint), cfg.role)
     starting_model = find_starting_model(cfg, weights_directory)
+    _check_lora_choice(cfg, starting_model)
     _check_target(target, cfg, starting_model)
     try:
         weight_purpose: WeightPurpose = "value" if is_critic else "policy"
@@ -85,14 +83,11 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}", "altered_file") from error
     model = ValueModel(language_model) if is_critic else PolicyModel(language_model)
     _check_shapes_and_values(stored_weights, model, cfg)
-    with _convert_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
+    with (
+        _convert_write_errors(cfg),
+        publish_directory(target, cfg.overwrite, EXPORT_COMMAND) as directory,
+    ):
         if cfg.lora == "adapters":
-            if not starting_model.options.get("lora_rank"):
-                raise ConfigError(
-                    "lora='adapters': the run trained all weights (lora_rank=0) and has no "
-                    "adapters; allowed: merged; fix: set lora=merged",
-                    "conflicting_keys",
-                )
             value_head_name = VALUE_HEAD if is_critic else None
             if is_critic:
                 stored_weights = _rename_critic_weights(stored_weights, language_model)
@@ -110,6 +105,19 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             save_hf(language_model, weights, directory, starting_model.path)
     sys.stdout.write(f"{target}\n")
     return target
+
+
+def _check_lora_choice(cfg: ExportConfig, starting_model: StartingModel) -> None:
+    if cfg.lora == "merged" and cfg.role == "critic":
+        why = "a causal language model in Hugging Face format has no value head"
+        message = f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters"
+        raise ConfigError(message, "conflicting_keys")
+    if cfg.lora == "adapters" and not starting_model.options.get("lora_rank"):
+        raise ConfigError(
+            "lora='adapters': the run trained all weights (lora_rank=0) and has no adapters; "
+            "allowed: merged; fix: set lora=merged",
+            "conflicting_keys",
+        )
 
 
 def _rename_critic_weights(
@@ -159,7 +167,7 @@ def _check_target(target: Path, cfg: ExportConfig, starting_model: StartingModel
         checkpoint,
         *([Path(starting_model.path)] if Path(starting_model.path).exists() else []),
     ]
-    require_replaceable_directory(target, "target", cfg.overwrite, protected_paths)
+    require_replaceable_directory(target, "target", cfg.overwrite, protected_paths, EXPORT_COMMAND)
     # Protect the run directory above the checkpoint too, if there is one.
     run_directories = [path for path in checkpoint.parents if (path / "config.yaml").is_file()]
     for directory in (*run_directories[:1], checkpoint):
@@ -186,7 +194,8 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
     if weights_directory is None:
         model = "policy" if role == "actor" else role
         raise ConfigError(
-            f"checkpoint={str(checkpoint)!r}: the directory contains no {model}; allowed: a "
+            f"checkpoint={str(checkpoint)!r}: the directory "
+            f"{f'contains no {model}' if checkpoint.is_dir() else 'does not exist'}; allowed: a "
             "checkpoint of a run; fix: set checkpoint="
             f"{find_related_checkpoint(checkpoint) or EXAMPLE_CHECKPOINT}",
             "no_checkpoint",

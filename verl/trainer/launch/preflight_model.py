@@ -6,6 +6,7 @@ their download, before Ray starts.
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,8 @@ def _find_config_problems(
     if override_config:
         config = override_config_values(config, directory, override_config)
     problems = list(_find_sequence_parallel_problems(cfg, section, setting, config))
+    if section == POLICY_SECTION:
+        problems += _find_context_problems(cfg, config)
     if model.lora_rank or getattr(model, "lora_adapter_path", None):
         problems += find_lora_problems(cfg, section, model, config)
     yield from problems
@@ -129,6 +132,28 @@ def _find_config_problems(
         yield from find_weight_problems(
             setting, directory, model.trust_remote_code, weight_purpose, config
         )
+
+
+def _find_context_problems(cfg: PPOConfig, config: "PreTrainedConfig") -> Iterator[Problem]:
+    """Yield a problem if vLLM would refuse rows that are longer than the context of the model."""
+    rollout = cfg.actor_rollout_ref.rollout
+    text_config = config.get_text_config()
+    context_length = getattr(text_config, "max_position_embeddings", None)
+    # A scaling factor makes the context longer. Some models have a separate key for it.
+    has_longer_context = "'factor'" in str(
+        getattr(text_config, "rope_parameters", None)
+    ) or hasattr(text_config, "model_max_length")
+    if (
+        rollout.name == "vllm"
+        and context_length
+        and rollout.max_model_len > context_length
+        and not has_longer_context
+        and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1"
+    ):
+        key = "actor_rollout_ref.rollout.max_model_len"
+        why = f"the context of the model has {context_length} tokens, and vLLM refuses longer rows"
+        fix = "lower data.max_prompt_length or data.max_response_length, which sum to this value"
+        yield build_problem(cfg, key, why, f"{context_length} or less", fix, "does_not_fit")
 
 
 def _find_sequence_parallel_problems(

@@ -27,7 +27,8 @@ CRITIC_SECTION = "critic.model"
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
 CONTINUE_FIX = "trainer.resume_mode=resume_path trainer.resume_from_path"
 KEYS_OF_THE_TASK = ("env.env_name", "algorithm.adv_estimator", "trainer.seed", "env.seed")
-DATA_KEY = "data.train_files"
+# Their files can move between two starts, so other values are allowed, with a warning.
+MOVABLE_KEYS = ("data.train_files", "actor_rollout_ref.model.path")
 logger = logging.getLogger(__name__)
 
 
@@ -70,15 +71,23 @@ def find_changed_task_problems(cfg: PPOConfig) -> Iterator[Problem]:
         stored_config = parse_yaml(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):  # unreadable: the run writes it again
         return
-    for key in (*KEYS_OF_THE_TASK, DATA_KEY):
+    for key in (*KEYS_OF_THE_TASK, *MOVABLE_KEYS):
         try:
             stored_value = value_at_path(stored_config, key)
         except (AttributeError, KeyError):
             continue
         if value_at_path(cfg, key) == stored_value:
             continue
-        if key == DATA_KEY:  # files can move between two starts
-            logger.warning("%s differs from that of the run in %s", key, config_file.parent)
+        if key in MOVABLE_KEYS:
+            logger.warning(
+                "%s=%r: the run in %s, which continues from %s, has %r; for a new run, set "
+                "trainer.experiment_name=ANOTHER",
+                key,
+                value_at_path(cfg, key),
+                config_file.parent,
+                checkpoint.name,
+                stored_value,
+            )
             continue
         why = f"the run in {config_file.parent}, which would continue, has {stored_value!r}"
         fix = f"{NEW_RUN_FIX}, or {CONTINUE_FIX}={checkpoint}"

@@ -44,7 +44,7 @@ from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_lora import find_target_problems
 from verl.trainer.launch.preflight_weights import find_policy_problems
-from verl.trainer.launch.sft_ranks import SFTJob, count_local_ranks, train_on_ranks
+from verl.trainer.launch.sft_ranks import SFT_COMMAND, SFTJob, count_local_ranks, train_on_ranks
 from verl.trainer.sft.resume import choose_sft_checkpoint
 from verl.trainer.sft.rows import (
     AGENT_WEIGHT,
@@ -166,7 +166,11 @@ def check_save_path(cfg: SFTConfig) -> None:
     protected_paths = [Path(path) for path in input_paths if path and Path(path).exists()]
     protected_paths.append(Path(cfg.trainer.default_local_dir))
     require_replaceable_directory(
-        Path(cfg.model.save_path), "model.save_path", cfg.model.overwrite, protected_paths
+        Path(cfg.model.save_path),
+        "model.save_path",
+        cfg.model.overwrite,
+        protected_paths,
+        SFT_COMMAND,
     )
 
 

@@ -40,6 +40,7 @@ from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 
 logger = logging.getLogger(__name__)
+SFT_COMMAND = "main_sft"  # command that the file list of an output names
 ADAPTER_FOLDER = "lora_adapter"  # in model.save_path, with LoRA
 MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting held-out losses
 
@@ -168,7 +169,9 @@ def train_and_save(job: SFTJob) -> None:
     tokenizer = AutoTokenizer.from_pretrained(
         job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
     )
-    with publish_directory(Path(cfg.model.save_path), cfg.model.overwrite) as directory:
+    with publish_directory(
+        Path(cfg.model.save_path), cfg.model.overwrite, SFT_COMMAND
+    ) as directory:
         save_hf(language_model, hf_weights, directory, source=None)
         tokenizer.save_pretrained(directory)
         if adapter_scales:

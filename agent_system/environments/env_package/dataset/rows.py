@@ -8,6 +8,7 @@ The columns are those of verl's single-turn data::
     extra_info    {...}, optional: passed to the grader
 """
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from verl.utils.message_rows import DataRow, InvalidRowError, read_prompt_messag
 NAME = "dataset"
 SUPPORTED_STYLES = (None, "", "rule", "model")  # supported values of reward_model["style"]
 CLASS_NAME_KEY = "data.custom_cls.name"
+logger = logging.getLogger(__name__)
 
 
 def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> list[Task]:
@@ -43,7 +45,18 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
         if settings.custom_cls.path is None
         else _read_custom_class_rows(settings, files)
     )
-    return [_make_task(row, f"{split}/{index}", settings) for index, row in enumerate(rows)]
+    tasks = [_make_task(row, f"{split}/{index}", settings) for index, row in enumerate(rows)]
+    without_truth = [task["task_id"] for task in tasks if task["ground_truth"] is None]
+    if 0 < len(without_truth) < len(tasks):
+        logger.warning(
+            "%s: %d of %d rows have no ground truth, the first is %s; the reward function gets "
+            "ground_truth=None for them",
+            files_key,
+            len(without_truth),
+            len(tasks),
+            without_truth[0],
+        )
+    return tasks
 
 
 def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from verl.config.checkpoint_paths import find_related_checkpoint
 from verl.config.checks.models import suggest_fix_for_missing_model
 from verl.config.load import load_config
 from verl.config.validate import find_problems
@@ -54,3 +55,27 @@ def test_cold_start_refuses_a_path_that_looks_like_a_hub_name(path, refused, tmp
         overrides = [f"{PATH}={path.format(tmp_path)}", "cold_start.enable=true"]
         problems = find_problems(load_config(config, overrides))
         assert [problem.partition("=")[0] for problem in problems] == ([PATH] if refused else [])
+
+
+def test_fix_for_an_adapter_directory_names_the_key_of_adapters(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    cfg = load_config("ppo_trainer", ["env.env_name=number_line", f"{PATH}={tmp_path}"])
+    (problem,) = [problem for problem in find_problems(cfg) if problem.code == "no_model"]
+    assert f"actor_rollout_ref.model.lora_adapter_path={tmp_path}" in problem
+
+
+def test_fix_for_a_missing_checkpoint_names_the_newest_one(tmp_path):
+    for step in (3, 20):
+        checkpoint = tmp_path / "checkpoints" / f"global_step_{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
+    newest = tmp_path / "checkpoints" / "global_step_20"
+    for path in (
+        tmp_path,
+        newest.parent,
+        newest,
+        newest / "actor",
+        newest.parent / "global_step_9",
+    ):
+        assert find_related_checkpoint(path) == newest
+    assert find_related_checkpoint(tmp_path / "other") is None

@@ -34,7 +34,7 @@ def test_demonstrations_with_levels_set_env_levels():
 @pytest.mark.parametrize(
     ("override", "check"),
     [
-        ("env.levels=7", has_problem("wrong_type", "env.levels", "bool | None")),
+        ("env.levels=7", has_problem("wrong_type", "env.levels", "bool or null")),
         ("env.lvels=true", has_problem("unknown_key", "env.lvels", "env.levels=True")),
     ],
 )

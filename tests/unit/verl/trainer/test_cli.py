@@ -178,6 +178,8 @@ def test_external_lib_is_imported_before_names_are_checked(tmp_path, monkeypatch
         main_ppo.main(overrides[:1])
     with pytest.raises(ConfigError, check=has_problem("unknown_name", lib_key)):
         main_ppo.main(overrides)
+    with pytest.raises(ConfigError, check=has_problem("unknown_name", lib_key, "lab.algorithms")):
+        main_ppo.main([f"{lib_key}=./lab/algorithms.py"])
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "leaving_lab_of_this_test.py").write_text("raise SystemExit(0)")
     with pytest.raises(ConfigError, check=has_problem("failed_call", lib_key, "SystemExit(0)")):

@@ -1,6 +1,7 @@
 """Tests of files and directories that are published complete or not at all."""
 
 import errno
+import json
 import os
 import stat
 import subprocess
@@ -150,6 +151,20 @@ def test_published_directory_is_replaced_again(tmp_path):
     for text in ("old", "new"):
         publish(tmp_path / "policy", weights=text)
     assert (tmp_path / "policy" / "weights").read_text() == "new"
+
+
+def test_directory_of_another_command_is_not_replaced(tmp_path):
+    """Otherwise an export would replace the policy of a supervised run."""
+    target = tmp_path / "policy"
+    with publish_directory(target, command="main_sft") as folder:
+        write_files(folder, weights="trained")
+    with pytest.raises(ConfigError, check=mentions("weights", "overwrite=true")):
+        require_replaceable_directory(target, "target", False, command="main_export")
+    require_replaceable_directory(target, "target", False, command="main_sft")
+    file_list = json.loads((target / ".published.json").read_text())
+    del file_list["command"]  # as in the list of an earlier version
+    (target / ".published.json").write_text(json.dumps(file_list))
+    require_replaceable_directory(target, "target", False, command="main_export")
 
 
 def add_file(target):

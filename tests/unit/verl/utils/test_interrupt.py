@@ -223,6 +223,7 @@ def test_last_line_names_the_newest_checkpoint(tmp_path, caplog):
         return caplog.records[-1].getMessage()
 
     assert "global_step" not in interrupt()
+    assert "=resume_path" not in interrupt("resume_path")  # as an audit, which saves nothing
     for step in (9, 10):
         CheckpointManager(run.checkpoints).save(step, lambda path: (path / "x").touch(), {})
     assert f"{run.checkpoints}/global_step_10" in interrupt() and "disable" not in interrupt()

@@ -221,10 +221,10 @@ def test_time_limit_error_names_the_line_that_was_running():
 
 def test_error_with_a_fix_or_from_a_library_names_no_line_of_user_code():
     assert describe_raised_error(ValueError("n=0; fix: n=1")) == repr(ValueError("n=0; fix: n=1"))
-    error = None
-    try:
+    with pytest.raises(ValueError) as caught:
         exec("import json; json.loads('{')")
-    except ValueError as caught:
-        error = caught.with_traceback(caught.__traceback__.tb_next)
+    error = caught.value
+    assert error.__traceback__ is not None
+    error = error.with_traceback(error.__traceback__.tb_next)
     assert describe_user_line(error) == ""
     assert "json" in describe_raised_error(error)

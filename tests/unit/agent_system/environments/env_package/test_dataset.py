@@ -80,6 +80,19 @@ def test_files_are_concatenated_and_column_names_are_configurable(tmp_path):
     assert [task["ground_truth"] for task in tasks] == [1, 2]
 
 
+def test_rows_without_ground_truth_between_others_give_a_warning(tmp_path, caplog):
+    reward = {"reward": {"path": "mine.py"}}
+    row_without_truth = {"prompt": "2?"}
+    file = write_jsonl(tmp_path / "a.jsonl", ROW, row_without_truth)
+    assert len(PACKAGE.tasks(read_settings(file, **reward), "train")) == 2
+    (message,) = caplog.messages
+    assert message.startswith("data.train_files: 1 of 2 rows") and "dataset/train/1" in message
+    caplog.clear()
+    for number, rows in enumerate(([ROW, ROW], [row_without_truth])):
+        PACKAGE.tasks(read_settings(write_jsonl(tmp_path / str(number), *rows), **reward), "val")
+    assert not caplog.messages
+
+
 def test_user_provided_dataset_class_gives_the_rows(tmp_path):
     file = tmp_path / "rows.py"
     file.write_text(

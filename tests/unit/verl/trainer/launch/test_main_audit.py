@@ -10,11 +10,12 @@ import pytest
 from rlvcr.report_sections import load_audit_returns
 from rlvcr.research.audit import AuditedTurn, AuditResult, ScoreCorrelations
 from tests.helpers.jobs import ROOT
-from tests.helpers.refusals import fix, missing_parts
+from tests.helpers.refusals import fix, has_problem, missing_parts
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos.controllers import PriceController
 from verl.config.compose import parse_overrides
 from verl.config.load import load_config, to_yaml
+from verl.config.settings import ConfigError
 from verl.config.validate import find_problems
 from verl.records import PRICE_MULTIPLIER
 from verl.trainer import main_audit
@@ -208,6 +209,28 @@ def test_audit_uses_the_price_multiplier_of_the_checkpoint(monkeypatch):
     with pytest.raises(AuditStarted):
         run_audit(load_config("ppo_trainer"))
     assert tasks.meta_info == {PRICE_MULTIPLIER: 0.25}
+
+
+def test_audit_without_audited_turns_is_refused(monkeypatch):
+    """An untrained policy completes no turn."""
+    rollout_rows = SimpleNamespace(meta_info={"metrics": {"audit/points_failed": 0}})
+    logged = []
+    trainer = SimpleNamespace(
+        price_controller=PriceController(None),
+        val_envs=SimpleNamespace(
+            task_list=[{}], gen_batch=lambda *_: SimpleNamespace(meta_info={})
+        ),
+        workers=None,
+        global_step=3,
+        prepare=lambda will_train: None,
+        journal=SimpleNamespace(log_rollouts=lambda step, rows: logged.append((step, rows))),
+    )
+    audit_loop = lambda *_: (rollout_rows, None, [])  # noqa: E731
+    run = SimpleNamespace(trainer=trainer, collector=SimpleNamespace(audit_loop=audit_loop))
+    monkeypatch.setattr("verl.trainer.launch.ppo.open_run", lambda _cfg: nullcontext(run))
+    with pytest.raises(ConfigError, check=has_problem("no_rows", "env.max_turn_tokens")):
+        run_audit(load_config("ppo_trainer"))
+    assert logged == [(3, rollout_rows)]
 
 
 def test_unknown_values_are_no_metrics():

@@ -439,6 +439,22 @@ class EngineWithoutLogprobs:
     gives_logprobs = False
 
 
+def test_rows_longer_than_the_context_are_refused_with_vllm(refuse, tmp_path, monkeypatch):
+    overrides = ["env.env_name=number_line", "data.max_response_length=2049"]
+    problem = refuse(*overrides)
+    assert problem.code == "does_not_fit" and "max_model_len=4097" in problem
+    assert "4096 or less" in problem
+    path = f"actor_rollout_ref.model.path={tmp_path}"
+    for changes in (["actor_rollout_ref.rollout.name=hf"], ["data.max_prompt_length=2047"]):
+        cfg = load_config("ppo_trainer", [path, *overrides, *changes])
+        assert find_start_problems(cfg) == []
+    config_file = tmp_path / "config.json"
+    tree = json.loads(config_file.read_text())
+    tree["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    config_file.write_text(json.dumps(tree))
+    assert find_start_problems(load_config("ppo_trainer", [path, *overrides])) == []
+
+
 def test_engine_without_log_probs_is_refused(refuse, monkeypatch):
     monkeypatch.setitem(
         sys.modules,

@@ -392,12 +392,14 @@ def test_run_of_another_task_does_not_continue(directory, key, value):
         assert list(find_changed_task_problems(configure(directory, f"{key}={value}", *mode))) == []
 
 
-def test_moved_data_files_of_a_resumed_run_give_a_warning(directory, caplog):
+@pytest.mark.parametrize("key", ["data.train_files", "actor_rollout_ref.model.path"])
+def test_moved_files_of_a_resumed_run_give_a_warning(directory, caplog, key):
     (directory / "run").mkdir()
     (directory / "run" / LOCK_FILE).touch()
     CheckpointManager(directory / "run/checkpoints").save(1, lambda target: [], {})
-    stored = configure(directory, "data.train_files=[/old/a.parquet]")
+    stored = configure(directory, f"{key}=/old/a")
     (directory / "run/config.yaml").write_text(to_yaml(stored))
-    moved = configure(directory, "data.train_files=[/new/a.parquet]")
+    moved = configure(directory, f"{key}=/new/a")
     assert list(find_changed_task_problems(moved)) == []
-    assert "data.train_files" in caplog.text
+    (message,) = caplog.messages
+    assert message.startswith(f"{key}=") and "/old/a" in message and "global_step_1" in message
