@@ -85,7 +85,7 @@ def test_signal_that_a_parent_forwards_does_not_stop_the_cleanup(number):
 
 
 def test_same_signal_after_a_while_ends_the_process(monkeypatch):
-    monkeypatch.setattr(commands, "REPEAT_S", 0.0)
+    monkeypatch.setattr(commands, "SAME_SIGNAL_S", 0.0)
     statuses = []
     monkeypatch.setattr(os, "_exit", statuses.append)
     with InterruptOnSignal():
