@@ -147,7 +147,7 @@ def test_signal_during_logging_leaves_no_lock_of_logging():
 
 
 def test_signal_during_a_fork_is_not_lost():
-    """Python ignores exceptions of the functions that it calls at a fork, as those of logging."""
+    """Python ignores exceptions of functions that it calls at a fork. Some are those of logging."""
     code = (
         "import functools, os, signal\n"
         "kill = functools.partial(os.kill, os.getpid(), signal.SIGTERM)\n"
