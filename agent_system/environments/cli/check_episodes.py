@@ -56,8 +56,8 @@ class ScriptedEpisode:
     """Episode of a scripted policy.
 
     ``transcript`` contains the first observation and the result of every action, as plain values.
-    ``failure`` is the error message if the environment failed. ``has_hung`` is True if it exceeded
-    the deadline of a call.
+    ``failure`` is the error message if the environment failed. ``has_hung`` is True if a call of
+    the environment exceeded its deadline.
     """
 
     policy: str
@@ -96,7 +96,7 @@ async def run_policy(
     """Run policy ``name`` on task ``task_number`` and return the episode.
 
     The episode ends when the environment is done, or after ``max_steps`` actions. Raises
-    ``ValueError`` if the policy (such as the expert) or the parser of the package raises.
+    ``ValueError`` if the policy (such as the expert) or ``project`` of the package raises.
     """
     task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
