@@ -40,8 +40,8 @@ def choose_auto_class(config: "PreTrainedConfig") -> Any:  # auto classes have n
         why = _find_text_problem(config, image_text_class)
     elif image_text_class is not None and not _loads_checkpoint(causal_class, config):
         why = (
-            f"its files hold the weights of {image_text_class.__name__}, of which transformers "
-            f"loads only the text model ({causal_class.__name__}) as a causal language model"
+            f"its files have the weights of {image_text_class.__name__}, but the causal language "
+            f"model of transformers ({causal_class.__name__}) is only the text model"
         )
     else:
         why = ""

@@ -30,6 +30,7 @@ from verl.utils.seeds import derive_seed
 RESET_TIMEOUT_S = 120.0
 STEP_TIMEOUT_S = 60.0
 CONSTANT_ACTIONS_TIMEOUT_S = 60.0  # time limit for all constant actions together
+SUCCESS_KEY = "won"  # key of the info that an env step returns
 # Function from the last observation to (action, whether the text of the policy is well formed).
 ActionChoice = Callable[[Observation], tuple[str, bool]]
 
@@ -166,8 +167,8 @@ async def _run_episode(
                         **_build_observation_record(observation),
                         "reward": reward,
                         "done": done,
-                        "won": bool(info.get("won", False)),
-                        "reports_success": "won" in info,
+                        "won": bool(info.get(SUCCESS_KEY, False)),
+                        "reports_success": SUCCESS_KEY in info,
                         "valid": bool(info.get("is_action_valid", True)),
                     }
                 )

@@ -25,6 +25,7 @@ from typing import Any
 from rich.table import Table
 
 from agent_system.environments.cli.check_episodes import (
+    SUCCESS_KEY,
     CheckedEnvironment,
     ConstantActionResult,
     ScriptedEpisode,
@@ -51,7 +52,6 @@ from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
-SUCCESS_KEY = "won"  # key of the info that an env step returns
 POLICIES_THAT_MUST_NOT_SUCCEED = ("empty", INJECTING_POLICY)
 POLICIES_THAT_MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
@@ -473,9 +473,9 @@ def build_results_table(findings: CheckFindings) -> Table:
 def is_majority_solved(num_successes: int, num_episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
-    If the episodes cover only some tasks, the successes must exceed half of the episodes by more
-    than ``MAJORITY_STANDARD_DEVIATIONS`` of the heads of a fair coin. This is equivalent to a
-    Wilson interval above one half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
+    If the episodes cover only some tasks, the successes above one half must be more than
+    ``MAJORITY_STANDARD_DEVIATIONS`` of as many fair coin tosses. This is equivalent to a Wilson
+    interval above one half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
     """
     standard_deviation = 0.0 if covers_all_tasks else math.sqrt(num_episodes) / 2
     margin = MAJORITY_STANDARD_DEVIATIONS * standard_deviation
