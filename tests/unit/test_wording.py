@@ -47,8 +47,8 @@ ALLOWED_TEXTS = {
 def list_searched_parts(node: ast.AST) -> list[ast.AST]:
     """Return the expressions with texts that ``node`` looks for in a message."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in CHECKS:
-        is_text_first = ast.unparse(node.func) in CHECKS_OF_TEXTS
-        return node.args[1:] if is_text_first else [*node.args]
+        num_skipped = 1 if ast.unparse(node.func) in CHECKS_OF_TEXTS else 0
+        return [*node.args[num_skipped:]]
     if isinstance(node, ast.Compare):
         left, right = node.left, node.comparators[0]
         if isinstance(node.ops[0], ast.Eq) and EXACT_MESSAGE.search(ast.unparse(left)):
