@@ -289,7 +289,7 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
             preexec_fn=prepare_child,
-            start_new_session=True,  # Ctrl-C ends this process, which ends the command only once
+            start_new_session=True,  # so that Ctrl-C reaches the command only once
         )
         exit_status = process.wait()
     if exit_status:

@@ -249,7 +249,7 @@ def load_tasks(
     except USER_CODE_ERRORS as error:  # boundary to user code
         has_fix = "; fix: " in describe_error(error, str)
         if isinstance(error, ValueError) and (has_fix or not describe_user_line(error)):
-            raise  # code of this repository wrote the message
+            raise  # its message comes from this repository, and names what to fix
         if has_fix:
             raise UserError(describe_error(error, str), "failed_call") from error
         raise UserError(

@@ -11,7 +11,8 @@ The same task, seed and actions should lead to the same state. The replay compar
 to the forced turn. If they differ, the branch is aborted and dropped. Branches are never trained
 on; only their returns are used.
 
-An audit can also replay trajectories that were recorded elsewhere, as a task, a seed and actions:
+An audit can also replay trajectories that other programs recorded. Each has a task, a seed and
+actions:
 
     {"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
         ──reset(task 7, seed 3), then the actions──▶ trajectory of this framework
@@ -270,10 +271,7 @@ def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrajectory:
-    """Recorded episode of ``task``; ``source`` names its file and line in errors.
-
-    An action is the text that the environment gets, or a whole reply.
-    """
+    """Recorded episode of ``task``. An action is the text for the environment, or a whole reply."""
 
     source: str  # file and line, for error messages
     task: Task
@@ -329,10 +327,8 @@ def check_replays(
 ) -> None:
     """Raise ``UsageError`` with file and line of the first trajectory that was not reproduced."""
     for recorded_trajectory, trajectory in zip(recorded_trajectories, trajectories, strict=True):
-        num_recorded_actions, num_executed_actions = (
-            len(recorded_trajectory.actions),
-            len(trajectory.turns),
-        )
+        num_recorded_actions = len(recorded_trajectory.actions)
+        num_executed_actions = len(trajectory.turns)
         if trajectory.aborted is not None:
             reason = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
             code: ProblemCode = "failed_call"

@@ -352,7 +352,7 @@ def choose_node(
     """Return the ID of the node for collector ``number``, from the entries of ``ray.nodes()``.
 
     Live nodes are used in turn, those with most CPUs first. ``avoided_node_id`` is used only if no
-    other node is alive. Raises ``WorkerDiedError`` if none is.
+    other node is alive. Raises ``WorkerDiedError`` if no node is alive.
     """
     live_nodes = [node for node in nodes if node["Alive"]]
     if not live_nodes:

@@ -99,7 +99,7 @@ class TemplateSupport:
     def describe_history_support(self, history: History) -> str:
         """Return a note, printed before a run, on what the template does with earlier turns.
 
-        It also states which other kind of history the template excludes.
+        The note also states which other kind of history the template excludes.
         """
         if history == "window":
             note = (

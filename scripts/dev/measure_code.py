@@ -6,8 +6,8 @@ The tests are not counted. Blank lines, comments and docstrings are no lines of 
 a line are counted without indentation. A package is in a cycle if it imports itself through other
 packages of the same depth (``verl`` has depth 1, ``verl.utils`` depth 2). The composition root
 (``verl.trainer.launch`` and the entry points above it) imports all packages, so it counts as a
-separate package. A PPO run imports ``verl.trainer.launch.ppo``, which loads at most
-``MAX_LOADED_MODULES`` modules of this repository (a test checks it).
+separate package. A PPO run imports ``verl.trainer.launch.ppo``. A test checks that this import
+loads at most ``MAX_LOADED_MODULES`` modules of this repository.
 """
 
 import ast
@@ -146,7 +146,7 @@ def find_reachable_packages(imports: dict[str, set[str]], start: str) -> set[str
 
 def count_loaded_modules(module: str) -> int:
     """Return the number of modules of this repository that an import of ``module`` loads."""
-    # Import in a new process. The static graph lacks imports by lazy exports of packages.
+    # Import in a new process, because the static graph lacks the lazy exports of packages.
     code = f"import sys, {module}; print(*sys.modules, sep='\\n')"
     names = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
     return sum(name.partition(".")[0] in PACKAGES for name in names)

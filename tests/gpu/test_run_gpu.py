@@ -1,7 +1,8 @@
-"""Runs two training steps on one GPU, with each way to send weights and to offload state, and on
-two GPUs, with each kind of parallelism.
+"""Two training steps on one GPU and on two GPUs.
 
-The log-probs of engine and trainer agree only if the engine holds the trainer's weights.
+The cases of one GPU differ in how weights are sent and state is offloaded. Those of two GPUs differ
+in the kind of parallelism. The log-probs of engine and trainer agree only if the engine holds the
+trainer's weights.
 """
 
 import pytest
@@ -39,7 +40,7 @@ CASES_OF_TWO_GPUS = {
     "bfloat16": [*BFLOAT16, TWO_RANKS],
     "offload": [TWO_RANKS, *CASES["offload"]],
     "offload_policy": [TWO_RANKS, *CASES["offload_policy"]],
-    # Each rank merges the adapter itself, so the results have to be equal on both GPUs.
+    # Each rank merges the adapter itself, so both must get equal weights.
     "lora_merged": [TWO_RANKS, *CASES["lora"], f"{ROLLOUT}.lora_sync=merged"],
     "sequence_parallel": [TWO_RANKS, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
     "tensor_parallel": [TWO_RANKS, f"{ROLLOUT}.tensor_model_parallel_size=2"],
@@ -62,7 +63,7 @@ def make_words(root, *overrides):
 
 
 def run_two_steps(root, overrides):
-    """Run two steps and check that engine and trainer agree."""
+    """Run two steps. Check that engine and trainer compute equal log-probs."""
     start(make_words(root, *overrides), root / "log.txt").finish(TIMEOUT_S)
     steps = [m for m in read_metrics(root / "run") if "actor/grad_norm" in m]
     assert len(steps) == 2

@@ -88,13 +88,13 @@ class AsyncGoldEnv(DoubtfulEnv):
 
 
 class FaultyExpert:
-    """Expert without an action."""
+    """Expert whose first action raises ``IndexError``."""
 
     def __init__(self, episode):
-        self.plan = []
+        self.planned_actions = []
 
     def act(self):
-        return self.plan[0]
+        return self.planned_actions[0]
 
     def observe(self, action, observation):
         pass
@@ -103,5 +103,5 @@ class FaultyExpert:
 PACKAGE = replace(number_line.PACKAGE, settings=DoubtfulSettings, make=DoubtfulEnv)
 ASYNC_GOLD = replace(PACKAGE, make=AsyncGoldEnv)
 FAULTY_EXPERT = replace(PACKAGE, expert=Expert(FaultyExpert))
-NO_MAKE = replace(PACKAGE, make=lambda: None)
+MAKE_WITHOUT_SETTINGS = replace(PACKAGE, make=lambda: None)
 WITHOUT_EXPERT: EnvPackage = replace(PACKAGE, expert=None)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PHRASE = re.compile(r"[a-z]{3,} [a-z]{3,}")  # two words of a sentence
-CHECKS_OF_TEXTS = ("missing_parts", "list_logged", "list_log_lines")  # the first argument
+# The first argument of these is the searched text or log.
+CHECKS_OF_TEXTS = ("missing_parts", "list_logged", "list_log_lines")
 CHECKS = ("mentions", "has_problem", "suggests", *CHECKS_OF_TEXTS)
-# Expressions that are messages: errors, logs and remarks. Printed tables (``.out``) are none.
+# Names of messages: errors, logs and remarks. Printed tables (``.out``) are no messages.
 EXACT_MESSAGE = re.compile(r"problem|refus|\.value\b|caplog|__notes__|\.err\b|silent_nodes")
 MESSAGE = re.compile(
     rf"{EXACT_MESSAGE.pattern}|captured|stderr|error|messages?\b|sentence|verdict|detail|\blog\b|log_"
@@ -46,7 +47,8 @@ ALLOWED_TEXTS = {
 def list_searched_parts(node: ast.AST) -> list[ast.AST]:
     """Return the expressions with texts that ``node`` looks for in a message."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in CHECKS:
-        return [*node.args[ast.unparse(node.func) in CHECKS_OF_TEXTS :]]
+        num_skipped = 1 if ast.unparse(node.func) in CHECKS_OF_TEXTS else 0
+        return [*node.args[num_skipped:]]
     if isinstance(node, ast.Compare):
         left, right = node.left, node.comparators[0]
         if isinstance(node.ops[0], ast.Eq) and EXACT_MESSAGE.search(ast.unparse(left)):

@@ -121,7 +121,7 @@ def register_token_loss(
         ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
             if selected is None and needs is not None and needs.picker is not None:
                 raise ValueError(
-                    f"policy loss {name!r} needs selected=, which its picker finds for a mini-batch"
+                    f"policy loss {name!r} needs selected=, the tokens that its picker selects"
                 )
             mask = response_mask.bool()
             if weights is not None:

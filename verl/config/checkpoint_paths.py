@@ -52,7 +52,7 @@ def find_related_checkpoint(directory: Path) -> Path | None:
     """Return the checkpoint that ``directory`` is or belongs to, or the newest one of its run.
 
     ``directory`` may be a run, its directory ``checkpoints``, a checkpoint, or a role in one
-    (``actor``). It may be missing. Return None for other directories.
+    (``actor``), even if it is missing. Return None for other directories.
     """
     candidates = [
         path for path in (directory, directory.parent) if _STEP_DIRECTORY.match(path.name)

@@ -1,4 +1,4 @@
-"""Checks of the devices of a run, also for a MACHINE of ``--check --on``: ``2x8xA100:40``."""
+"""Check the devices of a run: those of this machine, or of ``--check --on MACHINE``."""
 
 import re
 from collections.abc import Iterator
@@ -106,10 +106,10 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that training ranks and rollout engines fit on the devices."""
     trainer = cfg.trainer
     num_ranks = trainer.n_gpus_per_node * trainer.nnodes
-    # A cluster that the run joins may have GPUs although this machine has none.
     if ctx.device == "cuda":
         yield from check_engine_devices(cfg)
     elif cfg.ray_init.cluster_address and trainer.device == "auto":
+        # A cluster that the run joins may have GPUs although this machine has none.
         yield from _check_tensor_parallel(cfg)
     else:
         yield from check_cpu_settings(cfg)

@@ -202,12 +202,12 @@ def estimate_gpu_node_bytes(
 ) -> float | None:
     """Return a lower bound of the peak host memory of a node of a GPU run, in bytes.
 
-    The peak is the largest of three phases. Loading: rank 0 reads the whole model, and sleeping
-    engines may keep their weights. Weight sync through the object store: rank 0 gathers a copy,
-    casts it and stores it. Saving: every rank copies its shards, also those in host memory.
+    The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
+    through the object store: rank 0 gathers a copy, casts it and stores it. Saving: every rank
+    copies its shards, also those in host memory.
 
-    ``sends_adapter`` states that a weight sync sends only the LoRA adapter. None for an unknown
-    size.
+    With ``sends_adapter`` a weight sync sends only the LoRA adapter. Sleeping engines then keep
+    their weights in host memory. Return None for an unknown size.
     """
     parameters = size.parameters
     if parameters is None:
@@ -235,20 +235,18 @@ def estimate_gpu_node_bytes(
 
 def can_engines_sleep(cfg: PPOConfig) -> bool:
     """Return True if the engines of a run on GPUs free their memory during training."""
-    has_separate_gpus = engines_have_separate_gpus(cfg, "cuda")
-    rollout = cfg.actor_rollout_ref.rollout
-    return (
-        rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off" and not has_separate_gpus
-    )
+    is_overlap_off = cfg.trainer.rollout_overlap == "off"
+    frees_memory = cfg.actor_rollout_ref.rollout.free_cache_engine and is_overlap_off
+    return frees_memory and not engines_have_separate_gpus(cfg, "cuda")
 
 
 def _count_offloaded_bytes_per_parameter(cfg: PPOConfig) -> float:
-    """Return the host memory of a node for offloaded models between updates, per parameter."""
+    """Return the bytes per parameter that offloaded models need in the host memory of a node."""
     policy_config = cfg.actor_rollout_ref
     trained_models = [(policy_config.actor.fsdp_config, policy_config.model.lora_rank)]
     if cfg.critic.enable:
         trained_models.append((cfg.critic.model.fsdp_config, cfg.critic.model.lora_rank))
-    copies = []  # for each offloaded part of a model: its placement, and its bytes per parameter
+    copies = []  # sharding settings and bytes per parameter of each offloaded part of a model
     for fsdp, lora_rank in trained_models:
         if fsdp.param_offload or fsdp.offload_policy:
             copies.append((fsdp, WEIGHT_BYTES_PER_PARAMETER))
@@ -342,7 +340,7 @@ def find_memory_problems(
     """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
     ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
-    ``sends_adapter`` is that of ``estimate_gpu_node_bytes``. Also yield a message if the attention
+    ``estimate_gpu_node_bytes`` explains ``sends_adapter``. Also yield a message if the attention
     heads cannot be divided evenly among an engine's devices.
     """
     yield from _find_attention_head_problems(cfg, size)

@@ -174,7 +174,7 @@ class PPOPlan(Plan):
         actor = cfg.actor_rollout_ref.actor
         self.is_evaluation = cfg.trainer.val_only or bool(facts.audit_text)
         if self.is_evaluation:
-            self.resumed_checkpoint = None  # the line "policy" names it
+            self.resumed_checkpoint = None  # the line "policy" of the plan names it
         run_kind = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
         self.title = (
             f"{self.run_name}: {'audit' if facts.audit_text else run_kind} on {env.env_name}"

@@ -67,9 +67,9 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
                 raise
             allowed = "a module that Python can import (PYTHONPATH, the current directory), or null"
             module_name = name.removesuffix(".py").strip("./").replace("/", ".")
-            fix = (
-                f"name a module, as in {module_name}" if module_name != name else "correct the name"
-            )
+            fix = "correct the name"
+            if module_name != name:
+                fix = f"name a module, for example {module_name}"
             raise ConfigError(
                 f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: {fix}",
                 "unknown_name",

@@ -1,7 +1,7 @@
 """Choose the auto class of transformers that loads a language model.
 
-Models for images and text are trained on text alone. transformers loads the whole model, or only
-its text model::
+Models for images and text are trained on text alone. Depending on the config, transformers loads
+the whole model or only its text model::
 
     Qwen3Config     AutoModelForCausalLM         Qwen3ForCausalLM
     Gemma3Config    AutoModelForCausalLM         Gemma3ForConditionalGeneration    whole model
@@ -30,7 +30,7 @@ def choose_auto_class(config: "PreTrainedConfig") -> Any:  # auto classes have n
         AutoModelForImageTextToText,
     )
 
-    if hasattr(config, "auto_map"):
+    if hasattr(config, "auto_map"):  # the checkpoint has its class, which the mappings lack
         return AutoModelForCausalLM
     causal_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     image_text_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
@@ -40,8 +40,8 @@ def choose_auto_class(config: "PreTrainedConfig") -> Any:  # auto classes have n
         why = _find_text_problem(config, image_text_class)
     elif image_text_class is not None and not _loads_checkpoint(causal_class, config):
         why = (
-            f"its files hold the weights of {image_text_class.__name__}, of which transformers "
-            f"loads only the text model ({causal_class.__name__}) as a causal language model"
+            f"its files have the weights of {image_text_class.__name__}, but the causal language "
+            f"model of transformers ({causal_class.__name__}) is only the text model"
         )
     else:
         why = ""
@@ -51,7 +51,7 @@ def choose_auto_class(config: "PreTrainedConfig") -> Any:  # auto classes have n
 
 
 def _find_text_problem(config: "PreTrainedConfig", image_text_class: Any) -> str:
-    """Return why the class for images and text cannot compute text alone, "" if it can."""
+    """Return why ``image_text_class`` cannot compute text without images, or "" if it can."""
     if config.is_encoder_decoder:
         return "it has an encoder and a decoder"
     parameters = inspect.signature(image_text_class.forward).parameters
@@ -70,8 +70,8 @@ def _find_text_problem(config: "PreTrainedConfig", image_text_class: Any) -> str
 def _loads_checkpoint(causal_class: Any, config: "PreTrainedConfig") -> bool:
     """Return True if ``causal_class`` loads the checkpoint of a model for images and text.
 
-    It is the class of the whole model, or the class of the text model, which must ignore the other
-    tensors of the files.
+    The class of the whole model loads it. The class of the text model loads it only if the class
+    ignores the other tensors of the files.
     """
     return (
         causal_class.config_class is type(config)

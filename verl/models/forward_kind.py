@@ -154,10 +154,10 @@ ForwardKind = PackedForward | RowWiseForward
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """Kind of a model's forward passes, and the merging of rows that share prefixes.
+    """Kind of a model's forward passes, and whether they merge rows that share prefixes.
 
-    They determine how many tokens the model computes for given rows. ``prefix_tree`` is the config
-    key, or False for row-wise passes. Row-wise passes compute each row separately.
+    These settings determine how many tokens the model computes for given rows. ``prefix_tree`` is
+    the value of the config key, or False for row-wise passes, which compute each row alone.
     """
 
     kind: ForwardKind = PackedForward("")
@@ -171,7 +171,7 @@ class ForwardSettings:
         return self.prefix_tree if limit is None or longest <= limit else False
 
 
-PACKED_SETTINGS = ForwardSettings()  # packed passes of rows of any length that are not merged
+PACKED_SETTINGS = ForwardSettings()  # packed passes for rows of any length, without merging
 
 
 def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:

@@ -54,8 +54,8 @@ def check_weights(
 ) -> None:
     """Raise ``UnusableWeightsError`` unless ``directory`` has the weights of ``config``.
 
-    Raise ``UnsupportedArchitectureError`` if transformers has no class of a language model for it.
-    No model is loaded. The error message starts with ``setting`` (``key=value``). With
+    Raise ``UnsupportedArchitectureError`` if transformers has no language model for ``config``. No
+    model is loaded. The error message starts with ``setting`` (``key=value``). With
     ``should_check_values=False`` only the headers of the files are read.
     """
     directory = Path(directory)
@@ -63,7 +63,7 @@ def check_weights(
     files = check_weight_files(directory, setting)
     options = {"config": config, "trust_remote_code": trust_remote_code}
     if purpose != "reward":
-        choose_auto_class(config)  # raises an error for a model of another kind
+        choose_auto_class(config)  # raises an error if there is no language model
     try:
         model, loading_info = _from_pretrained(directory, purpose, device_map="meta", **options)
     except Exception as error:  # invalid values of config.json raise errors of many types
@@ -90,9 +90,8 @@ def load_weights(
 ) -> Any:  # the type depends on the auto class of transformers
     """Load the model in ``directory`` by transformers, with the keyword arguments ``options``.
 
-    They must include ``config``, except for a reward model.
-    Raises ``UnusableWeightsError`` if a tensor is missing, unexpected, of a wrong shape or not
-    finite.
+    ``options`` must include ``config``, except for a reward model. Raises ``UnusableWeightsError``
+    if a tensor is missing, unexpected, of a wrong shape or not finite.
     """
     setting = f"model path={str(directory)!r}"
     files = check_weight_files(Path(directory), setting)

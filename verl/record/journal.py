@@ -122,13 +122,13 @@ class Journal:
                 logger.info("report: %s", report_file)
 
     def close(self) -> None:
-        """Finish a run that ends early. Log an error instead of raising it.
+        """Finish a run that an exception ended. Log errors instead of raising them.
 
-        The caller has an exception already, and an error raised here would replace it.
+        An error raised here would replace that exception. After ``finish_run`` there is no effect.
         """
         try:
             self.finish_run()
-        except Exception as error:  # for example a full disk, or the process of the rows has ended
+        except Exception as error:  # for example after a full disk
             logger.warning("the last records could not be written: %s", error)
 
     def _write_step(self, trackers: Tracking, step: int, metrics: Mapping[str, float]) -> None:

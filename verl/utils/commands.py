@@ -23,11 +23,11 @@ from verl.utils.logging import escape_control_characters
 
 MISTAKE_STATUS = 2  # exit status of a user's mistake
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The same signal within these seconds is the first one again: a scheduler or a terminal sends it to
-# all processes, and a parent process then forwards it.
-REPEAT_S = 1.0
+# Equal signals within these seconds count as one: a scheduler or a terminal sends a signal to all
+# processes, and a parent process then forwards it.
+SAME_SIGNAL_S = 1.0
 RESEND_S = 0.05  # seconds until a signal that could not interrupt the main thread is sent again
-MAX_RESENDS = 20  # per signal; then the main thread is interrupted in any case
+MAX_RESENDS = 20  # of signals during calls of logging; a later signal interrupts such a call
 
 
 class UsageError(UserError):
@@ -78,7 +78,7 @@ def _require_working_directory() -> None:
 class InterruptOnSignal:
     """Context manager that raises ``KeyboardInterrupt`` at a signal of ``SIGNALS`` and catches it.
 
-    A second SIGTERM or SIGINT ends the process, unless it repeats the first within ``REPEAT_S``::
+    A second SIGTERM or SIGINT ends the process, unless it repeats the first in ``SAME_SIGNAL_S``::
 
         with InterruptOnSignal() as interruption:
             train()                    # raises KeyboardInterrupt at the signal
@@ -90,9 +90,8 @@ class InterruptOnSignal:
     handler while it waits. In a thread other than the main thread, the context manager has no
     effect, because Python handles signals only in the main thread.
 
-    Two kinds of code cannot be interrupted: the module ``logging``, which would not release its
-    locks, and functions whose exceptions Python ignores (``__del__``). Then the signal is sent
-    again.
+    Two kinds of code cannot be interrupted. The module ``logging`` would not release its locks.
+    Python ignores the exceptions of some functions (``__del__``). In both the signal is sent again.
     """
 
     def __init__(self) -> None:
@@ -133,7 +132,7 @@ class InterruptOnSignal:
             _send_again(signal_number)
 
     def _handle_signal(self, signal_number: int, frame: FrameType | None) -> None:
-        # A fork calls functions of logging too, and ignores their exceptions.
+        # Python also calls functions of logging at a fork, and ignores their exceptions.
         if self._num_resends < MAX_RESENDS and _is_in_logging(frame):
             self._num_resends += 1
             _send_again(signal_number)
@@ -142,7 +141,7 @@ class InterruptOnSignal:
         signal_name = signal.Signals(signal_number).name
         if self.signal is not None:
             seconds_since_first = time.monotonic() - self._signal_time
-            is_repeated = signal_number == self.signal and seconds_since_first < REPEAT_S
+            is_repeated = signal_number == self.signal and seconds_since_first < SAME_SIGNAL_S
             if is_repeated or signal_number == signal.SIGHUP:  # a closed terminal may send it twice
                 return
             _write_to_stderr(f"{signal_name}: ended at the second signal, without cleanup\n")

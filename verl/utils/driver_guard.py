@@ -8,7 +8,7 @@ native code holds the GIL. Therefore this separate process watches the driver.
     driver ends ──end of the pipe───▶ guard writes that the driver ended without cleanup, and ends
 
 The driver cannot report its end if the kernel kills it. Ray's native code exits the driver with
-status 1 if the local node process of Ray has ended, as after a SIGTERM to all processes.
+status 1 if Ray's node process (raylet) has ended, for example after a SIGTERM to all processes.
 
 The guard process imports none of this project's packages.
 """
@@ -43,7 +43,7 @@ class DriverGuard:
 
     def close(self) -> None:
         """End the guard process. This process is not killed."""
-        self._process.kill()  # first, because the end of the pipe would be reported
+        self._process.kill()  # before the pipe is closed, which the guard would report
         self._process.wait()
         self._pipe.close()
 

@@ -297,7 +297,7 @@ def make_partial_directory(parent: Path, prefix: str) -> Path:
     """Create a directory ``<prefix><host>-<pid>-*`` in ``parent``, with the usual permissions."""
     host_and_pid = f"{socket.gethostname()}-{os.getpid()}"
     path = Path(tempfile.mkdtemp(prefix=f"{prefix}{host_and_pid}-", dir=parent))
-    path.chmod(0o777 & ~_read_umask())  # mkdtemp lets only the owner read it
+    path.chmod(0o777 & ~_read_umask())  # mkdtemp lets only the owner read the directory
     return path
 
 
@@ -306,21 +306,21 @@ def remove_abandoned_directories(
 ) -> None:
     """Remove directories that ``make_partial_directory`` made in processes that have ended.
 
-    Those of this process are also removed, unless other threads may use them
-    (``keeps_this_process``): an earlier process of a container has the same number.
+    Directories with the number of this process are also removed: an earlier process in the same
+    container may have had this number. ``keeps_this_process`` keeps them for other threads.
     """
     for path in parent.iterdir():
-        host_and_pid = path.name.removeprefix(prefix)
-        is_current = host_and_pid.startswith(f"{socket.gethostname()}-{os.getpid()}-")
-        if host_and_pid == path.name or (is_current and keeps_this_process):
+        suffix = path.name.removeprefix(prefix)
+        is_of_this_process = suffix.startswith(f"{socket.gethostname()}-{os.getpid()}-")
+        if suffix == path.name or (is_of_this_process and keeps_this_process):
             continue
-        if is_current or _is_abandoned(path, host_and_pid):
+        if is_of_this_process or _is_abandoned(path, suffix):
             logger.info("removing %s, which was not finished", path)
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_abandoned(path: Path, host_and_pid: str) -> bool:
-    name_match = re.fullmatch(r"(.+)-(\d+)-[^-]+", host_and_pid)
+def _is_abandoned(path: Path, suffix: str) -> bool:
+    name_match = re.fullmatch(r"(.+)-(\d+)-[^-]+", suffix)  # host, process, random letters
     if name_match is None:
         return False  # another program made it
     with contextlib.suppress(FileNotFoundError):  # another process has just finished it

@@ -39,7 +39,7 @@ def describe_error(error: BaseException, to_text: Callable[[object], str] = repr
 def describe_raised_error(error: BaseException) -> str:
     """Return ``error``, and file and line of the code that raised it, for an error message.
 
-    User-provided code is named if there is any. The line is omitted if the message has a fix.
+    The line is that of user-provided code if there is any. It is omitted if the message has a fix.
     """
     text = describe_error(error)
     if "; fix: " in text:

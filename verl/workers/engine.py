@@ -106,7 +106,7 @@ class TrainEngine:
         self.device = resolve_device(device)
         if self.device == "cuda":
             # cuDNN prepares a kernel for each new shape, and packed rows have new shapes in almost
-            # every call. The import of vLLM, which some weight transports need, disables it too.
+            # every call. Importing vLLM, as some weight transports do, also disables cuDNN.
             torch.backends.cuda.enable_cudnn_sdp(False)
         init_distributed(self.device)
         if dtype not in DTYPES:
@@ -176,7 +176,7 @@ class TrainEngine:
 
     @property
     def forward_settings(self) -> ForwardSettings:
-        """Settings of forward passes. They determine the number of tokens to compute for rows."""
+        """Settings that determine how many tokens the forward passes of given rows compute."""
         return ForwardSettings(self.module.forward_kind, self.prefix_tree)
 
     @property

@@ -30,6 +30,7 @@ from verl.utils.seeds import derive_seed
 RESET_TIMEOUT_S = 120.0
 STEP_TIMEOUT_S = 60.0
 CONSTANT_ACTIONS_TIMEOUT_S = 60.0  # time limit for all constant actions together
+SUCCESS_KEY = "won"  # key of the info that an env step returns
 # Function from the last observation to (action, whether the text of the policy is well formed).
 ActionChoice = Callable[[Observation], tuple[str, bool]]
 
@@ -56,8 +57,8 @@ class ScriptedEpisode:
     """Episode of a scripted policy.
 
     ``transcript`` contains the first observation and the result of every action, as plain values.
-    ``failure`` is the error message if the environment failed. ``has_hung`` is True if it exceeded
-    the deadline of a call.
+    ``failure`` is the error message if the environment failed. ``has_hung`` is True if a call of
+    the environment exceeded its deadline.
     """
 
     policy: str
@@ -96,7 +97,7 @@ async def run_policy(
     """Run policy ``name`` on task ``task_number`` and return the episode.
 
     The episode ends when the environment is done, or after ``max_steps`` actions. Raises
-    ``ValueError`` if the policy (such as the expert) or the parser of the package raises.
+    ``ValueError`` if the policy (such as the expert) or ``project`` of the package raises.
     """
     task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
@@ -166,8 +167,8 @@ async def _run_episode(
                         **_build_observation_record(observation),
                         "reward": reward,
                         "done": done,
-                        "won": bool(info.get("won", False)),
-                        "reports_success": "won" in info,
+                        "won": bool(info.get(SUCCESS_KEY, False)),
+                        "reports_success": SUCCESS_KEY in info,
                         "valid": bool(info.get("is_action_valid", True)),
                     }
                 )

@@ -25,6 +25,7 @@ from typing import Any
 from rich.table import Table
 
 from agent_system.environments.cli.check_episodes import (
+    SUCCESS_KEY,
     CheckedEnvironment,
     ConstantActionResult,
     ScriptedEpisode,
@@ -51,13 +52,12 @@ from verl.utils.limits import USER_CODE_ERRORS, describe_raised_error
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
-SUCCESS_KEY = "won"  # of the info of an env step
 POLICIES_THAT_MUST_NOT_SUCCEED = ("empty", INJECTING_POLICY)
 POLICIES_THAT_MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
 # Number of tasks that a check uses by default. Episodes of one turn are short, so it uses more.
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
-# Chance exceeds 2 standard deviations with a probability of 2.3%.
+# By chance, a value is 2 standard deviations above its mean with a probability of 2.3%.
 MAJORITY_STANDARD_DEVIATIONS = 2.0
 # Above this multiple of the oracle's mean number of actions, a success is attributed to chance.
 MAX_LENGTH_RATIO_TO_ORACLE = 3.0
@@ -363,7 +363,7 @@ def find_reward_problems(
 def _describe_missing_success(episode: ScriptedEpisode) -> str:
     if any(record.get("reports_success") for record in episode.transcript):
         return ""
-    return f"; no info has {SUCCESS_KEY!r}, which says if an episode is a success"
+    return f"; no info has the key {SUCCESS_KEY!r}, which says if an episode is a success"
 
 
 def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
@@ -473,9 +473,9 @@ def build_results_table(findings: CheckFindings) -> Table:
 def is_majority_solved(num_successes: int, num_episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
-    If the episodes cover only some tasks, the successes must exceed half of the episodes by more
-    than ``MAJORITY_STANDARD_DEVIATIONS`` of a fair coin. The lower bound of the Wilson interval
-    then exceeds one half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
+    If the episodes cover only some tasks, the successes above one half must be more than
+    ``MAJORITY_STANDARD_DEVIATIONS`` of as many fair coin tosses. This is equivalent to a Wilson
+    interval above one half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
     """
     standard_deviation = 0.0 if covers_all_tasks else math.sqrt(num_episodes) / 2
     margin = MAJORITY_STANDARD_DEVIATIONS * standard_deviation

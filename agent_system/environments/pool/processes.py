@@ -210,7 +210,7 @@ class WorkerProcess(asyncio.Protocol):
         """Split ``data`` into lines and complete the pending call of each reply."""
         self._unparsed_bytes += data
         if b"\n" not in data and len(self._unparsed_bytes) <= wire.MAX_LINE_BYTES:
-            return  # split only whole lines: each split copies all bytes
+            return  # wait for the end of the line, because each split copies all bytes
         # The last part is an unfinished line or empty.
         *lines, unfinished_line = self._unparsed_bytes.split(b"\n")
         self._unparsed_bytes = bytearray(unfinished_line)

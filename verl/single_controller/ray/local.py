@@ -111,10 +111,10 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
 
 @contextlib.contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """Keep the SIGTERM handler in the ``with`` block, which starts Ray, if there is one.
+    """Keep this process's SIGTERM handler, if there is one, while the ``with`` block starts Ray.
 
-    Ray's handlers end the process without a message, or after up to 30 s. While Ray connects, for
-    about a second, a handler in native code cannot be replaced: it aborts the process.
+    Ray's handlers end the process without a message, or after up to 30 s. While Ray connects (about
+    a second), its native handler cannot be replaced. A SIGTERM then aborts the process.
     """
     import ray._private.utils as ray_utils
 
@@ -130,7 +130,7 @@ def keep_sigterm_handler() -> Iterator[None]:
         yield
     finally:
         ray_utils.set_sigterm_handler = set_sigterm_handler
-        signal.signal(signal.SIGTERM, previous_handler)  # native code has replaced it
+        signal.signal(signal.SIGTERM, previous_handler)  # Ray's native code replaced it
 
 
 def _prepare_local_start(options: RayInitConfig) -> dict[str, Any]:

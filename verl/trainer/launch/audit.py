@@ -177,8 +177,8 @@ def require_audited_turns(cfg: PPOConfig, audited_turns: "Sequence[AuditedTurn]"
     if audited_turns:
         return
     why = (
-        "no turn could be audited: none was complete with a thought at each level, or a rollout "
-        "of each turn failed (the trajectories are in the run directory)"
+        "no turn could be audited: each turn was incomplete, lacked a thought at a level, or had a "
+        "failed rollout (the trajectories are in the run directory)"
     )
     allowed = "a policy that completes turns within env.max_turn_tokens"
     fix = "raise env.max_turn_tokens, or audit a later checkpoint"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-EXPORT_COMMAND = "main_export"  # command that the file list of an output names
+EXPORT_COMMAND = "main_export"  # name of this command in the file list of its output
 EXAMPLE_CHECKPOINT = "runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
 VALUE_HEAD = "score"  # name of the head in the classes of transformers for token classification
 
@@ -193,10 +193,10 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
     )
     if weights_directory is None:
         model = "policy" if role == "actor" else role
+        problem = f"contains no {model}" if checkpoint.is_dir() else "does not exist"
         raise ConfigError(
-            f"checkpoint={str(checkpoint)!r}: the directory "
-            f"{f'contains no {model}' if checkpoint.is_dir() else 'does not exist'}; allowed: a "
-            "checkpoint of a run; fix: set checkpoint="
+            f"checkpoint={str(checkpoint)!r}: the directory {problem}; allowed: a checkpoint of a "
+            "run; fix: set checkpoint="
             f"{find_related_checkpoint(checkpoint) or EXAMPLE_CHECKPOINT}",
             "no_checkpoint",
         )

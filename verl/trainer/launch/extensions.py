@@ -5,9 +5,6 @@ It imports neither torch nor the environments. Its functions import them when th
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-
-import yaml
 
 from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD_PLUGIN
@@ -19,14 +16,14 @@ from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.hints import EQUIVALENT_SETTINGS
 from verl.trainer.cli import PreflightResult
+from verl.utils.files import read_yaml_table
 
 MODEL_PATH_KEY = "actor_rollout_ref.model.path"
-FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
 FILE_KEYS = ("data.train_files", "data.val_files")
 
 plugins.ENVIRONMENT_PLUGINS.append(ENVIRONMENTS)
 plugins.METHOD_PLUGINS.append(METHOD_PLUGIN)
-EQUIVALENT_SETTINGS.update(yaml.safe_load(FOREIGN_KEYS_FILE.read_text(encoding="utf-8")))
+EQUIVALENT_SETTINGS.update(read_yaml_table(__file__, "foreign_keys.yaml"))
 
 
 def collect_registered_names() -> RegisteredNames:

@@ -267,7 +267,7 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
         object_store_gb = limit_object_store_size(
             estimate_object_store_gb(cfg, policy_size, max_rows)
         )
-    stack.callback(stop_ray)  # registered first: a signal may interrupt the start
+    stack.callback(stop_ray)  # before the start, which a signal may interrupt
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=object_store_gb)
     except ConnectionError as error:
@@ -396,7 +396,7 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     devices = pool.query_device_ids() if devices_per_engine > 1 else []
     remote_class = ray.remote(RolloutWorker)
     worker_env_vars = make_loopback_environment(ray.util.get_node_ip_address())
-    if rollout_config.name != "vllm":  # a build of vLLM for GPUs does not run without one
+    if rollout_config.name != "vllm":  # vLLM's build for GPUs does not run without a GPU
         worker_env_vars |= make_device_environment(device)
     workers = []
     for engine_index in range(num_engines):

@@ -139,10 +139,9 @@ def _find_context_problems(cfg: PPOConfig, config: "PreTrainedConfig") -> Iterat
     rollout = cfg.actor_rollout_ref.rollout
     text_config = config.get_text_config()
     context_length = getattr(text_config, "max_position_embeddings", None)
-    # A scaling factor makes the context longer. Some models have a separate key for it.
-    has_longer_context = "'factor'" in str(
-        getattr(text_config, "rope_parameters", None)
-    ) or hasattr(text_config, "model_max_length")
+    # vLLM multiplies the length by a RoPE factor, and accepts rows up to model_max_length.
+    rope_text = str(getattr(text_config, "rope_parameters", None))
+    has_longer_context = "'factor'" in rope_text or hasattr(text_config, "model_max_length")
     if (
         rollout.name == "vllm"
         and context_length

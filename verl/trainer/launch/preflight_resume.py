@@ -27,7 +27,7 @@ CRITIC_SECTION = "critic.model"
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
 CONTINUE_FIX = "trainer.resume_mode=resume_path trainer.resume_from_path"
 KEYS_OF_THE_TASK = ("env.env_name", "algorithm.adv_estimator", "trainer.seed", "env.seed")
-# Their files can move between two starts, so other values are allowed, with a warning.
+# Keys of files that can move between two starts. Other values give only a warning.
 MOVABLE_KEYS = ("data.train_files", "actor_rollout_ref.model.path")
 logger = logging.getLogger(__name__)
 

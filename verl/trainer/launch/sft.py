@@ -347,8 +347,8 @@ def encode_episode(
 ) -> SFTRow | None:
     """Return the conversation ``messages`` as one row of token ids with loss weights.
 
-    ``messages`` are a prompt, and then assistant and user messages alternately. A message may have
-    a ``weight``, the loss weight of its tokens. By default the tokens of the agent, including the
+    In ``messages``, assistant and user messages alternate after the prompt. A message may have a
+    ``weight``, the loss weight of its tokens. By default the tokens of the agent, including the
     end-of-turn token, have weight 1. All other tokens have ``env_weight``. An episode longer than
     ``max_length`` tokens is truncated after a whole turn. Return None if no whole turn fits, or if
     all weights are 0.

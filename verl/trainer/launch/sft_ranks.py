@@ -40,7 +40,7 @@ from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 
 logger = logging.getLogger(__name__)
-SFT_COMMAND = "main_sft"  # command that the file list of an output names
+SFT_COMMAND = "main_sft"  # name of this command in the file list of its output
 ADAPTER_FOLDER = "lora_adapter"  # in model.save_path, with LoRA
 MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting held-out losses
 
@@ -89,8 +89,8 @@ def train_on_ranks(job: SFTJob, num_ranks: int) -> None:
             while not ranks.join():
                 pass
         finally:
-            # After an interruption the ranks would write until this process ends, and a stopped
-            # rank would keep it from ending.
+            # After an interruption the ranks would write until this process ends. A stopped rank
+            # (SIGSTOP) would keep this process from ending.
             for process in ranks.processes:
                 process.kill()
 

@@ -4,10 +4,10 @@
     updates          each mini-batch separately, because ranks synchronize at its optimizer step
 
 Branches are alternative continuations of a row, whose log-probs are computed in the same pass. The
-kind of the model's forward passes determines if the prefix of a branch is computed again. Rows that
-share a prefix are assigned to the same rank where balance allows, if ranks merge such rows. Shared
-tokens then count once. The rows of a mini-batch, and therefore its gradient, do not depend on the
-assignment.
+kind of the model's forward passes determines whether the prefix of a branch is computed again. Rows
+that share a prefix are assigned to the same rank where balance allows, if ranks merge such rows.
+Shared tokens then count once. The rows of a mini-batch, and therefore its gradient, do not depend
+on the assignment.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -361,7 +361,7 @@ def _prepare_vllm_import(num_threads: int | None, allow_compile: bool) -> bool:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Processes of an engine on several GPUs. A fork cannot use CUDA after torch.cuda.is_available.
+    # An engine on several GPUs starts processes. A fork cannot use CUDA after is_available().
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # Hide the warnings of each reload about modules without weights. Tests check that a reload is
     # complete.

@@ -46,15 +46,15 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
         else _read_custom_class_rows(settings, files)
     )
     tasks = [_make_task(row, f"{split}/{index}", settings) for index, row in enumerate(rows)]
-    without_truth = [task["task_id"] for task in tasks if task["ground_truth"] is None]
-    if 0 < len(without_truth) < len(tasks):
+    ids_without_truth = [task["task_id"] for task in tasks if task["ground_truth"] is None]
+    if 0 < len(ids_without_truth) < len(tasks):
         logger.warning(
-            "%s: %d of %d rows have no ground truth, the first is %s; the reward function gets "
+            "%s: %d of %d rows have no ground truth; the first is %s; the reward function gets "
             "ground_truth=None for them",
             files_key,
-            len(without_truth),
+            len(ids_without_truth),
             len(tasks),
-            without_truth[0],
+            ids_without_truth[0],
         )
     return tasks
 

@@ -86,7 +86,7 @@ def read_answer(text: str) -> Answer:
 
 
 class EmbeddedGamemaster:
-    """Deterministic gamemaster without network: the module's rules on ``knowledge.yaml``."""
+    """Deterministic gamemaster that applies the module's rules to ``knowledge.yaml``."""
 
     remote = False  # True if a call waits for a server
 

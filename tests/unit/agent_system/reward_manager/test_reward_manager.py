@@ -14,6 +14,7 @@ import torch
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.reward_manager.custom import load_function, load_import_path
 from agent_system.reward_manager.managers import (
+    REWARD_MANAGER_KEY,
     REWARD_MANAGERS,
     EpisodeRewardManager,
     StepRewardManager,
@@ -35,9 +36,6 @@ from verl.utils.limits import TimeLimitError
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tiny_tokenizer()
-
-
-MANAGER_KEY = "reward_model.reward_manager"
 
 
 def make_rows(tokenizer, history: Literal["append", "window"]):
@@ -183,7 +181,7 @@ def test_custom_function_gets_the_whole_trajectory(tokenizer, tmp_path):
     with pytest.raises(AttributeError, check=suggests("short_is_good")):
         load_reward_manager(config)
     config.reward_model.reward_manager, config.custom_reward_function.name = "step", "short_is_good"
-    refused = has_problem("conflicting_keys", MANAGER_KEY, "custom_reward_function.path")
+    refused = has_problem("conflicting_keys", REWARD_MANAGER_KEY, "custom_reward_function.path")
     with pytest.raises(UserError, check=refused):
         load_reward_manager(config)
 
@@ -192,7 +190,7 @@ def test_invalid_settings_are_refused(tmp_path):
     config = make_config()
     config.reward_model.reward_manager = "epsiode"
     names = ("episode", "naive", "prime", "step")
-    with pytest.raises(UserError, check=has_problem("unknown_name", MANAGER_KEY, *names)):
+    with pytest.raises(UserError, check=has_problem("unknown_name", REWARD_MANAGER_KEY, *names)):
         load_reward_manager(config)
     with pytest.raises(FileNotFoundError):
         load_function(str(tmp_path / "none.py"), "f")

@@ -89,7 +89,7 @@ def test_text_is_trained_and_other_weights_are_kept(build, tmp_path, name):
     changed = {key for key in after if not torch.equal(before[key], after[key])}
     assert vision_names
     assert changed == {key for key in after if not is_vision_weight(key) and BUFFER not in key}
-    # Names that an engine started from ``directory`` knows.
+    # An engine that was started from ``directory`` knows these names.
     assert after.keys() == {key for key, _ in worker.export_weights()}
 
 

@@ -85,7 +85,7 @@ def test_signal_that_a_parent_forwards_does_not_stop_the_cleanup(number):
 
 
 def test_same_signal_after_a_while_ends_the_process(monkeypatch):
-    monkeypatch.setattr(commands, "REPEAT_S", 0.0)
+    monkeypatch.setattr(commands, "SAME_SIGNAL_S", 0.0)
     statuses = []
     monkeypatch.setattr(os, "_exit", statuses.append)
     with InterruptOnSignal():
@@ -147,7 +147,7 @@ def test_signal_during_logging_leaves_no_lock_of_logging():
 
 
 def test_signal_during_a_fork_is_not_lost():
-    """Python ignores exceptions of the functions that it calls at a fork, as those of logging."""
+    """Python ignores exceptions of functions that it calls at a fork. Some are those of logging."""
     code = (
         "import functools, os, signal\n"
         "kill = functools.partial(os.kill, os.getpid(), signal.SIGTERM)\n"

@@ -1,6 +1,7 @@
-"""Tests that ranks that offload parameters and moments train like ranks that keep them.
+"""Ranks that offload parameters and moments train like ranks that keep them on the GPU.
 
-Host memory stands for the GPU. Every move copies the tensors, so FSDP has to use the copies.
+In these tests host memory stands for the GPU. Every move copies the tensors, so FSDP must use the
+copies.
 """
 
 import pytest
@@ -67,7 +68,7 @@ def compare_on_rank(number: int, policy: str) -> None:
     data = random_rows(rows=6)[3 * number : 3 * number + 3]
     for lora_rank in (0, 4):
         kept, offloaded = (train(policy, data, offloads, lora_rank) for offloads in (False, True))
-        assert len(kept) > 2 or number > 0
+        assert len(kept) > 2 or number > 0, "rank 0 has the weights"
         torch.testing.assert_close(offloaded, kept, rtol=0, atol=0)
         assert not torch.equal(kept[0], kept[1]), "the updates changed nothing"
 

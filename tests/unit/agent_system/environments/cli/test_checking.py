@@ -110,7 +110,7 @@ def test_check_ends_when_a_call_hangs(monkeypatch):
     ("package", "parts"),
     [
         ("FAULTY_EXPERT", ["policy oracle", "list index out of range", "unreliable_envs.py, line"]),
-        ("NO_MAKE", ["make(settings)", "takes 0 positional arguments"]),
+        ("MAKE_WITHOUT_SETTINGS", ["make(settings)", "takes 0 positional arguments"]),
     ],
 )
 def test_error_of_the_package_names_its_part(package, parts, capsys):

@@ -80,7 +80,7 @@ def test_files_are_concatenated_and_column_names_are_configurable(tmp_path):
     assert [task["ground_truth"] for task in tasks] == [1, 2]
 
 
-def test_rows_without_ground_truth_between_others_give_a_warning(tmp_path, caplog):
+def test_some_rows_without_ground_truth_give_a_warning(tmp_path, caplog):
     reward = {"reward": {"path": "mine.py"}}
     row_without_truth = {"prompt": "2?"}
     file = write_jsonl(tmp_path / "a.jsonl", ROW, row_without_truth)

@@ -433,12 +433,6 @@ def test_rows_longer_than_the_window_are_not_packed(refuse, tmp_path):
         assert plan["forward passes"].count("600 tokens") == 1 + is_longer
 
 
-class EngineWithoutLogprobs:
-    """An engine that does not return log-probs."""
-
-    gives_logprobs = False
-
-
 def test_rows_longer_than_the_context_are_refused_with_vllm(refuse, tmp_path, monkeypatch):
     overrides = ["env.env_name=number_line", "data.max_response_length=2049"]
     problem = refuse(*overrides)
@@ -448,11 +442,20 @@ def test_rows_longer_than_the_context_are_refused_with_vllm(refuse, tmp_path, mo
     for changes in (["actor_rollout_ref.rollout.name=hf"], ["data.max_prompt_length=2047"]):
         cfg = load_config("ppo_trainer", [path, *overrides, *changes])
         assert find_start_problems(cfg) == []
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert find_start_problems(load_config("ppo_trainer", [path, *overrides])) == []
+    monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
     config_file = tmp_path / "config.json"
     tree = json.loads(config_file.read_text())
     tree["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     config_file.write_text(json.dumps(tree))
     assert find_start_problems(load_config("ppo_trainer", [path, *overrides])) == []
+
+
+class EngineWithoutLogprobs:
+    """An engine that does not return log-probs."""
+
+    gives_logprobs = False
 
 
 def test_engine_without_log_probs_is_refused(refuse, monkeypatch):

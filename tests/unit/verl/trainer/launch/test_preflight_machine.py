@@ -120,6 +120,8 @@ def test_limit_of_file_sizes_below_the_object_store_is_named(monkeypatch):
         (problem,) = machine_problems(override)
         assert problem.startswith("ray_init.object_store_gb=") and "ulimit" in problem
         limit[0] = 500_000_000  # less than the default size
+    monkeypatch.setenv("RAY_ADDRESS", "")  # Ray starts locally, as without the variable
+    assert len(machine_problems()) == 1
     limit[0] = resource.RLIM_INFINITY
     assert not machine_problems()
 

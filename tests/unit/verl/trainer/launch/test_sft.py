@@ -296,17 +296,17 @@ def test_resumed_training_equals_uninterrupted_training(policy, tmp_path):
 
 
 def test_step_of_a_checkpoint_is_reported_before_the_checkpoint_exists(policy, tmp_path):
-    """Otherwise a run that is killed between them and then resumed has no metrics of the step."""
+    """A run that is killed after the checkpoint and then resumed does not repeat the step."""
     checkpoints = CheckpointManager(tmp_path)
     rows, batches = rows_of([10] * 2), [[0], [1]]
     trainer = trainer_of(policy, rows, batches, save_freq=1, checkpoints=checkpoints)
     saved_steps_by_step = {}
-    trainer.fit(lambda record: saved_steps_by_step.update({record.step: saved_steps(checkpoints)}))
+    trainer.fit(lambda record: saved_steps_by_step.update({record.step: list_saved(checkpoints)}))
     assert saved_steps_by_step == {0: [], 1: [], 2: [1]}
-    assert saved_steps(checkpoints) == [1, 2]
+    assert list_saved(checkpoints) == [1, 2]
 
 
-def saved_steps(checkpoints: CheckpointManager) -> list[int]:
+def list_saved(checkpoints: CheckpointManager) -> list[int]:
     return sorted(checkpoints.find_checkpoints())
 
 

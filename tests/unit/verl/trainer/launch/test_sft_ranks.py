@@ -185,7 +185,7 @@ def test_failed_write_of_one_rank_publishes_no_checkpoint(policy, tmp_path):
 
 
 def test_interrupted_run_kills_its_ranks(monkeypatch):
-    """Their exit is not waited for: a stopped rank (SIGSTOP) does not react to SIGTERM."""
+    """The run must not wait for a stopped rank (SIGSTOP), which does not react to SIGTERM."""
     children = []
 
     def start_sleeping(*_: object, **options: object) -> Any:
