@@ -252,7 +252,7 @@ def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
         yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")
     # Ray's store is one file. Beyond the limit the kernel kills Ray's process without a message.
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    starts_ray = (cfg.ray_init.address or os.environ.get("RAY_ADDRESS", "local")) == "local"
+    starts_ray = cfg.ray_init.cluster_address is None
     is_limited = limit_bytes != resource.RLIM_INFINITY
     if starts_ray and is_limited and limit_bytes < (size_gb or OBJECT_STORE_GB) * 1e9:
         why = f"Ray's object store is a file, and files are limited to {limit_bytes / 1e9:.2g} GB"
