@@ -92,10 +92,12 @@ class InterruptOnSignal:
 
     Two kinds of code cannot be interrupted. The module ``logging`` would not release its locks.
     Python ignores the exceptions of some functions (``__del__``). In both the signal is sent again.
+    A forked child, such as a worker of a pool, exits without a message.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._process_id = os.getpid()
         self._signal_time = 0.0
         self._num_resends = 0
         self._previous_hook = sys.unraisablehook
@@ -132,6 +134,9 @@ class InterruptOnSignal:
             _send_again(signal_number)
 
     def _handle_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process_id:
+            # An exception, because a killed worker would not release the locks of its pool.
+            raise SystemExit(128 + signal_number)
         # Python also calls functions of logging at a fork, and ignores their exceptions.
         if self._num_resends < MAX_RESENDS and _is_in_logging(frame):
             self._num_resends += 1

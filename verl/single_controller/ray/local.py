@@ -13,7 +13,9 @@ Behaviour of Ray 2.60, and how this module changes it:
 
 import contextlib
 import logging
+import math
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -38,6 +40,7 @@ OBJECT_STORE_GB = 1.0  # default size of Ray's object store
 # Largest object store that Ray puts on the disk if it exceeds the free shared memory. Ray does not
 # start with a larger one.
 MAX_DISK_STORE_GB = 10.0
+STORE_FILE_OVERHEAD_BYTES = 2**20  # Ray's file is about 80 kB larger than its object store
 # The directory is in /tmp and not in TMPDIR, because the path of a socket in it is limited to 107
 # characters.
 PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
@@ -179,15 +182,28 @@ def read_free_shared_memory_gb() -> float:
 
 
 def limit_object_store_size(store_gb: float) -> float:
-    """Return ``store_gb``, reduced to what the free memory permits, but not below the default.
+    """Return ``store_gb``, reduced to what this machine permits, but not below the default.
 
     Ray writes objects to the disk if its object store is full. It does not start if the store would
-    take the memory that tasks and actors need.
+    take the memory that tasks and actors need, or exceed the limit of file sizes.
     """
     # Leave a tenth: other processes may use shared memory until Ray reads the free size.
     shared_memory_gb = 0.9 * read_free_shared_memory_gb()
     memory_gb = psutil.virtual_memory().available / 1e9
-    return min(store_gb, max(OBJECT_STORE_GB, min(shared_memory_gb, memory_gb / 2)))
+    size_limit_gb = min(shared_memory_gb, memory_gb / 2, read_max_store_file_gb())
+    return min(store_gb, max(OBJECT_STORE_GB, size_limit_gb))
+
+
+def read_max_store_file_gb() -> float:
+    """Return the largest object store that the limit of file sizes (``ulimit -f``) permits, in GB.
+
+    Ray's object store is one file. Beyond the limit the kernel kills Ray's process without a
+    message.
+    """
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit_bytes == resource.RLIM_INFINITY:
+        return math.inf
+    return (limit_bytes - STORE_FILE_OVERHEAD_BYTES) / 1e9
 
 
 def stop_ray() -> None:

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import resource
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from verl.single_controller.ray.local import (
     find_ray_token_path,
     find_session_directory_problem,
     read_free_shared_memory_gb,
+    read_max_store_file_gb,
 )
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
@@ -250,12 +250,10 @@ def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
         allowed = f"at most {max(free_gb, MAX_DISK_STORE_GB):.1f}"
         fix = f"set {key}=null, or enlarge /dev/shm (docker run --shm-size)"
         yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")
-    # Ray's store is one file. Beyond the limit the kernel kills Ray's process without a message.
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     starts_ray = cfg.ray_init.cluster_address is None
-    is_limited = limit_bytes != resource.RLIM_INFINITY
-    if starts_ray and is_limited and limit_bytes < (size_gb or OBJECT_STORE_GB) * 1e9:
-        why = f"Ray's object store is a file, and files are limited to {limit_bytes / 1e9:.2g} GB"
+    max_file_gb = read_max_store_file_gb()
+    if starts_ray and max_file_gb < (size_gb or OBJECT_STORE_GB):
+        why = f"Ray's object store is a file, and files are limited to {max_file_gb:.2g} GB"
         allowed = "a limit above the size of the object store"
         yield build_problem(cfg, key, why, allowed, "run `ulimit -f unlimited`", "does_not_fit")
 

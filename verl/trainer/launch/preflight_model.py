@@ -147,7 +147,7 @@ def _find_context_problems(cfg: PPOConfig, config: "PreTrainedConfig") -> Iterat
         and context_length
         and rollout.max_model_len > context_length
         and not has_longer_context
-        and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1"
+        and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() not in ("1", "true")
     ):
         key = "actor_rollout_ref.rollout.max_model_len"
         why = f"the context of the model has {context_length} tokens, and vLLM refuses longer rows"

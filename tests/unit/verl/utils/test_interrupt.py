@@ -181,6 +181,28 @@ def test_signal_whose_exception_python_ignores_is_sent_again():
     assert interruption.exit_status == 143 and steps == []
 
 
+def test_forked_child_ends_without_a_message():
+    """A pool ends its idle workers by SIGTERM, also if no signal came from outside."""
+    code = (
+        "import multiprocessing, time\n"
+        "from verl.utils.commands import InterruptOnSignal\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "started = context.Event()\n"
+        "def work():\n"
+        "    started.set()\n"
+        "    time.sleep(60)\n"
+        "with InterruptOnSignal() as interruption:\n"
+        "    child = context.Process(target=work)\n"
+        "    child.start()\n"
+        "    started.wait()\n"
+        "    child.terminate()\n"
+        "    child.join()\n"
+        "    print(child.exitcode, interruption.exit_status)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (result.stdout, result.stderr) == (b"143 0\n", b"")
+
+
 def test_logging_that_does_not_end_is_interrupted(monkeypatch):
     monkeypatch.setattr(commands, "RESEND_S", 0.01)
     handler = logging.Handler()

@@ -442,9 +442,9 @@ def test_rows_longer_than_the_context_are_refused_with_vllm(refuse, tmp_path, mo
     for changes in (["actor_rollout_ref.rollout.name=hf"], ["data.max_prompt_length=2047"]):
         cfg = load_config("ppo_trainer", [path, *overrides, *changes])
         assert find_start_problems(cfg) == []
-    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
-    assert find_start_problems(load_config("ppo_trainer", [path, *overrides])) == []
-    monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+    with monkeypatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "True")  # as vLLM reads it
+        assert find_start_problems(load_config("ppo_trainer", [path, *overrides])) == []
     config_file = tmp_path / "config.json"
     tree = json.loads(config_file.read_text())
     tree["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}

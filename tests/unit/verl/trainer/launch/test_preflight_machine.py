@@ -112,18 +112,21 @@ def test_object_store_is_at_most_what_ray_accepts(free_gb, limit, monkeypatch):
 
 def test_limit_of_file_sizes_below_the_object_store_is_named(monkeypatch):
     """Ray's process would be killed by SIGXFSZ, and the run would end after two start timeouts."""
-    limit = [2_000_000_000]
-    monkeypatch.setattr(preflight_machine.resource, "getrlimit", lambda _: (limit[0], limit[0]))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    limit = [2_000_000_000 + 2**20]  # Ray's file is larger than the store
+    monkeypatch.setattr(local.resource, "getrlimit", lambda _: (limit[0], limit[0]))
+    monkeypatch.setattr(local, "read_free_shared_memory_gb", lambda: 100.0)
+    monkeypatch.setattr(
+        local.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * 10**9)
+    )
+    monkeypatch.setenv("RAY_ADDRESS", "")  # empty: Ray is started, as without the variable
+    assert local.limit_object_store_size(5.0) == 2.0
     assert not machine_problems() and not machine_problems("ray_init.object_store_gb=2")
     for override in ("ray_init.object_store_gb=2.1", "ray_init.object_store_gb=null"):
         (problem,) = machine_problems(override)
         assert problem.startswith("ray_init.object_store_gb=") and "ulimit" in problem
-        limit[0] = 500_000_000  # less than the default size
-    monkeypatch.setenv("RAY_ADDRESS", "")  # Ray starts locally, as without the variable
-    assert len(machine_problems()) == 1
+        limit[0] = 1_000_000_000  # the default size without its overhead
     limit[0] = resource.RLIM_INFINITY
-    assert not machine_problems()
+    assert not machine_problems() and local.limit_object_store_size(5.0) == 5.0
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "other user"])
