@@ -80,7 +80,8 @@ def check_arguments(
     ``setting`` is the key and value that name the function. ``remark`` explains the arguments.
     """
     try:
-        signature = inspect.signature(function)
+        # A decorator may take other arguments than the function that it wraps.
+        signature = inspect.signature(function, follow_wrapped=False)
     except ValueError:  # some built-in functions have no signature
         return
     try:

@@ -31,6 +31,22 @@ def test_task_without_data_source_gets_agent(tmp_path):
     assert PACKAGE.tasks(settings, "val") == [{"data_source": "agent", "task_id": "val"}]
 
 
+def test_agent_takes_the_arguments_of_its_decorator(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import functools\n"
+        "def adapt(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def call(task, seed, base_url, api_key, model): return function(task)\n"
+        "    return call\n"
+        "@adapt\n"
+        "def play(task): return 1.0\n"
+        "def tasks(split): return [{'task_id': split}]\n"
+    )
+    settings = PACKAGE.read_settings({"path": f"{file}:play", "tasks": f"{file}:tasks"})
+    assert [task["task_id"] for task in PACKAGE.tasks(settings, "val")] == ["val"]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "parts"),
     [
