@@ -30,7 +30,7 @@ from agent_system.environments.tasks import (
     hash_json,
     select_validation_set,
 )
-from verl.config.settings.errors import UserError
+from verl.config.settings.errors import UserError, names_fix
 from verl.utils.limits import (
     USER_CODE_ERRORS,
     TimeLimitError,
@@ -247,7 +247,7 @@ def load_tasks(
     except (ImportError, OSError, MemoryError, TimeLimitError):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
-        has_fix = "; fix: " in describe_error(error, str)
+        has_fix = names_fix(describe_error(error, str))
         if isinstance(error, ValueError) and (has_fix or not describe_user_line(error)):
             raise  # its message comes from this repository, and names what to fix
         if has_fix:

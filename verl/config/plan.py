@@ -198,11 +198,11 @@ class PPOPlan(Plan):
         self.threads_per_engine = rollout.num_threads or max(1, facts.cores // engines_per_node)
         self.env_processes = env.num_collectors * env.num_workers
         self.envs = self.env_processes * env.envs_per_worker
+        self.sends_adapter = facts.lora_sync == "adapter"
         if facts.device == "cpu":
             self.memory_gb = _bytes_to_gib(memory.estimate_cpu_node_bytes(cfg, facts))
         else:
-            sends_adapter = facts.lora_sync == "adapter"
-            node_bytes = memory.estimate_gpu_node_bytes(cfg, facts, sends_adapter)
+            node_bytes = memory.estimate_gpu_node_bytes(cfg, facts, self.sends_adapter)
             self.memory_gb = _bytes_to_gib(node_bytes)
             self.device_memory_gb = _bytes_to_gib(memory.estimate_update_bytes(cfg, facts))
 
@@ -409,9 +409,8 @@ class PPOPlan(Plan):
         # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
         host_gb = None if self.cfg.ray_init.cluster_address else self.facts.memory_gb
         device_gb = self.facts.device_memory_gb
-        sends_adapter = self.facts.lora_sync == "adapter"
         problems = memory.find_memory_problems(
-            self.cfg, self.facts, device_gb, host_gb, sends_adapter
+            self.cfg, self.facts, device_gb, host_gb, self.sends_adapter
         )
         return list(problems)
 

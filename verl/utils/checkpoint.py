@@ -92,7 +92,7 @@ class CheckpointManager:
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
         remove_abandoned_directories(self.root, PARTIAL_PREFIX)
-        partial_dir = self._make_partial_dir()
+        partial_dir = make_partial_directory(self.root, PARTIAL_PREFIX)
         try:
             files_or_wait_function = writer(partial_dir)
         except BaseException:
@@ -239,9 +239,6 @@ class CheckpointManager:
             time.sleep(POLL_S)
             os.listdir(directory)  # makes a network file system refresh its cache
 
-    def _make_partial_dir(self) -> Path:
-        return make_partial_directory(self.root, PARTIAL_PREFIX)
-
     def _remove_old_checkpoints(self, saved_step: int) -> None:
         """Remove complete checkpoints except the newest ``max_to_keep``.
 
@@ -272,7 +269,7 @@ class CheckpointManager:
     def _move_to_partial_dir(self, path: Path) -> Path:
         # Rename the directory before removing it: if the removal is interrupted, no incomplete
         # directory may have the name of a checkpoint.
-        partial_dir = self._make_partial_dir()
+        partial_dir = make_partial_directory(self.root, PARTIAL_PREFIX)
         os.rename(path, partial_dir / path.name)
         flush_to_disk(self.root)
         return partial_dir

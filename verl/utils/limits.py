@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from verl.config.settings.errors import names_fix
+
 # Exceptions of user-provided code that are reported as its failure. SystemExit would otherwise end
 # this process as if it were complete.
 USER_CODE_ERRORS = (Exception, SystemExit)
@@ -42,7 +44,7 @@ def describe_raised_error(error: BaseException) -> str:
     The line is that of user-provided code if there is any. It is omitted if the message has a fix.
     """
     text = describe_error(error)
-    if "; fix: " in text:
+    if names_fix(text):
         return text
     return text + (describe_user_line(error) or _format_line(_list_frames(error)[-1]))
 

@@ -48,6 +48,7 @@ from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
+from verl.config.settings.errors import names_fix
 from verl.utils.limits import USER_CODE_ERRORS, describe_error, describe_raised_error
 
 ORACLE_POLICY = "oracle"
@@ -211,7 +212,7 @@ def _find_oracle_in_time(
     try:
         env = package.make(settings)
     except USER_CODE_ERRORS as error:  # boundary to user code
-        if isinstance(error, ModuleNotFoundError) or "; fix: " in describe_error(error, str):
+        if isinstance(error, ModuleNotFoundError) or names_fix(describe_error(error, str)):
             raise  # the caller reports the extra to install, or the message names the setting
         raise ValueError(
             f"make(settings) of {checked_env.name} raised {describe_raised_error(error)}; allowed: "

@@ -23,6 +23,7 @@ from agent_system.environments.cli.names import (
 )
 from agent_system.environments.env import WorkerStartError
 from agent_system.environments.env_registry import MissingExtraError, UnknownEnvironmentError
+from verl.config.settings.errors import names_fix
 from verl.config.yaml_files import parse_yaml
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.logging import escape_control_characters
@@ -208,6 +209,6 @@ def _describe_error(error: BaseException) -> str:
     stack_frames = traceback.extract_tb(error.__traceback__)
     location = f" ({stack_frames[-1].filename}:{stack_frames[-1].lineno})" if stack_frames else ""
     message = " ".join(describe_error(error, str).split()) or "no message"
-    if "; fix: " in message:
+    if names_fix(message):
         return message
     return f"{type(error).__name__}: {message}{location}"

@@ -26,6 +26,7 @@ from agent_system.environments.env import Env, get_failure_kind
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
+from verl.config.settings.errors import names_fix
 from verl.config.settings.secret_values import mask_text, register_secrets
 from verl.utils.limits import USER_CODE_ERRORS, describe_error, limit_memory
 from verl.utils.processes import adopt_orphans, die_with_parent
@@ -151,7 +152,7 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
         return None, wire.encode({"failed": repr(error), "missing": error.name})
     except USER_CODE_ERRORS as error:  # boundary to the environment
         message = describe_error(error, str)
-        if "; fix: " in message:  # the message names key, value and fix: omit the traceback
+        if names_fix(message):  # the message names key, value and fix: omit the traceback
             return None, wire.encode({"failed": mask_text(message), "missing": None})
         detail = "".join(traceback.format_exception(error)[-4:])
         missing_module = (

@@ -97,6 +97,11 @@ class UserError(ValueError):
         return type(self), (str(self), self.code)
 
 
+def names_fix(text: str) -> bool:
+    """Return True if the error message ``text`` says what the user can do."""
+    return "; fix: " in text
+
+
 def get_problem_code(error: BaseException, fallback: ProblemCode) -> ProblemCode:
     """Return the kind of mistake that ``error`` reports, by its ``code`` or its type.
 

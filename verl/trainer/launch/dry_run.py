@@ -14,6 +14,7 @@ from verl.config.derive import uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import Problem
+from verl.config.settings.errors import names_fix
 from verl.models.token_scores import TargetLogProbs
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
@@ -189,7 +190,7 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
 
 def _describe_call_error(error: BaseException) -> str:
     text = summarize_error(error)
-    return text if "; fix: " in text else f"{text}{describe_user_line(error)}"
+    return text if names_fix(text) else f"{text}{describe_user_line(error)}"
 
 
 def _describe_failure(cfg: PPOConfig, key: str, error: BaseException, allowed: str) -> Problem:

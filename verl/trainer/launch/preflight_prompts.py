@@ -25,7 +25,7 @@ from verl.config.derive import count_tasks_of_env_section, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
-from verl.config.settings.errors import get_problem_code
+from verl.config.settings.errors import get_problem_code, names_fix
 from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.limits import USER_CODE_ERRORS, describe_error, describe_user_line
 from verl.utils.waits import log_waiting
@@ -239,7 +239,7 @@ def observe_first_tasks(
     except (EnvFailure, WorkerStartError) as error:
         why = f"cannot be opened: {error}"
         allowed, problem_code = "an environment that opens", "failed_call"
-    if "; fix: " not in why:
+    if not names_fix(why):
         why += f"; allowed: {allowed}; fix: see docs/environments.md"
     return [], [Problem(f"env.env_name={cfg.env.env_name!r} {why}", problem_code)]
 

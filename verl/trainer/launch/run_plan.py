@@ -165,15 +165,23 @@ def _make_settings_absolute(settings: EnvSettings) -> EnvSettings:
 def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
     """Yield name and absolute value of each environment setting that is a path."""
     for name, value in vars(settings).items():
-        field_markers = type(settings).model_fields[name].metadata
-        if name == "data_dir" and value:
-            yield name, make_absolute(value)
-        elif name in ("train_files", "val_files"):
-            yield name, [make_absolute(file) for file in value]
-        elif isinstance(value, FunctionFromFile) and value.path:
-            yield name, value.model_copy(update={"path": make_absolute(value.path)})
-        elif value and any(isinstance(marker, NamesCode) for marker in field_markers):
-            yield name, _make_function_paths_absolute(value)
+        names_code = any(
+            isinstance(marker, NamesCode) for marker in type(settings).model_fields[name].metadata
+        )
+        absolute_value = _make_setting_absolute(name, value, names_code)
+        if absolute_value is not None:
+            yield name, absolute_value
+
+
+def _make_setting_absolute(name: str, value: Any, names_code: bool) -> Any:
+    """Return ``value`` with absolute paths, or None if the setting ``name`` is no path."""
+    if name == "data_dir" and value:
+        return make_absolute(value)
+    if name in ("train_files", "val_files"):
+        return [make_absolute(file) for file in value]
+    if isinstance(value, FunctionFromFile) and value.path:
+        return value.model_copy(update={"path": make_absolute(value.path)})
+    return _make_function_paths_absolute(value) if names_code and value else None
 
 
 def _make_function_paths_absolute(value: object) -> Any:

@@ -510,11 +510,9 @@ class HFEngine(AdapterEngine):
 
     def _find_stop_reason(self, row: _Row) -> StopReason | None:
         ids = row.token_ids
-        if ids[
-            -1
-        ] in row.stop_conditions.token_ids or self._stop_condition_factory.completes_stop_string(
-            row.stop_conditions, ids
-        ):
+        conditions = row.stop_conditions
+        is_end_token = ids[-1] in conditions.token_ids
+        if is_end_token or self._stop_condition_factory.completes_stop_string(conditions, ids):
             return StopReason.STOP
         is_row_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
         return StopReason.LENGTH if is_row_full or len(ids) >= row.request.max_tokens else None

@@ -47,7 +47,7 @@ def load_exported(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory):
+def build_checkpoint(tmp_path_factory):
     """Return a function that gives the directory and the model of a family."""
     made = {}
 
@@ -63,8 +63,8 @@ def build(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", IMAGE_TEXT)
-def test_text_is_trained_and_other_weights_are_kept(build, tmp_path, name):
-    directory, model = build(name)
+def test_text_is_trained_and_other_weights_are_kept(build_checkpoint, tmp_path, name):
+    directory, model = build_checkpoint(name)
     check_weights(directory, read_config(directory))
     worker = actor_of(directory)
     data = add_branches(random_rows(3))
@@ -94,8 +94,10 @@ def test_text_is_trained_and_other_weights_are_kept(build, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", IMAGE_TEXT)
-def test_exported_model_is_loaded_by_the_class_that_its_config_names(build, tmp_path, name):
-    directory, model = build(name)
+def test_exported_model_is_loaded_by_the_class_that_its_config_names(
+    build_checkpoint, tmp_path, name
+):
+    directory, model = build_checkpoint(name)
     actor_of(directory).export_hf(str(tmp_path))
     architectures = json.loads((tmp_path / "config.json").read_text())["architectures"]
     exported = load_causal_lm(tmp_path)
@@ -109,8 +111,8 @@ def test_exported_model_is_loaded_by_the_class_that_its_config_names(build, tmp_
 
 
 @pytest.mark.parametrize("name", IMAGE_TEXT)
-def test_engine_samples_with_the_log_probs_of_the_model(build, name):
-    directory, model = build(name)
+def test_engine_samples_with_the_log_probs_of_the_model(build_checkpoint, name):
+    directory, model = build_checkpoint(name)
     config = read_config(directory)
     loaded = choose_auto_class(config).from_pretrained(directory)
     engine = HFEngine.wrap_model(loaded, make_tiny_tokenizer(), [1], max_num_seqs=2)
@@ -127,8 +129,8 @@ def test_engine_samples_with_the_log_probs_of_the_model(build, name):
 
 
 @pytest.mark.parametrize("name", IMAGE_TEXT)
-def test_prediction_without_weights_is_the_choice_at_load(build, name):
-    forward_kind = load_causal_lm(build(name)[0]).forward_kind
+def test_prediction_without_weights_is_the_choice_at_load(build_checkpoint, name):
+    forward_kind = load_causal_lm(build_checkpoint(name)[0]).forward_kind
     reason = getattr(forward_kind, "not_packed_reason", "")
     limit = getattr(forward_kind, "max_row_tokens", None)
     assert predict_packing_support(IMAGE_TEXT[name]()) == (reason, limit)

@@ -40,10 +40,10 @@ def test_agent_takes_the_arguments_of_its_decorator(tmp_path):
         "    def call(task, seed, base_url, api_key, model): return function(task)\n"
         "    return call\n"
         "@adapt\n"
-        "def play(task): return 1.0\n"
+        "def run_agent(task): return 1.0\n"
         "def tasks(split): return [{'task_id': split}]\n"
     )
-    settings = PACKAGE.read_settings({"path": f"{file}:play", "tasks": f"{file}:tasks"})
+    settings = PACKAGE.read_settings({"path": f"{file}:run_agent", "tasks": f"{file}:tasks"})
     assert [task["task_id"] for task in PACKAGE.tasks(settings, "val")] == ["val"]
 
 
